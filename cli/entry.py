@@ -8,7 +8,7 @@ import runpy
 import sys
 
 from common import VERSION
-from services.runtime.commands import COMMANDS, remedy, settings_of
+from services.runtime.commands import COMMANDS, let_threads_sleep, remedy, settings_of
 
 PACKAGES = (
     "cli",
@@ -55,6 +55,7 @@ def _run(arguments: list[str] | None) -> int:
     try:
         if set(rest) & set(HELP):
             _help_quickly(name, rest)
+        let_threads_sleep()
         runpy.run_module(COMMANDS[name].package, run_name="__main__", alter_sys=True)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in PACKAGES:

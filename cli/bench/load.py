@@ -11,6 +11,8 @@ from typing import Any
 from cli.bench.settings import BenchSettings
 from common.settings import ConfigError
 
+TOKEN_IDS = 256  # random ids are below, so that any vocabulary has them
+
 
 def bodies(settings: BenchSettings, model: str, count: int, seed: int) -> list[bytes]:
     """`count` request bodies, the same for the same seed. Raises ConfigError for an unusable file."""
@@ -21,7 +23,7 @@ def bodies(settings: BenchSettings, model: str, count: int, seed: int) -> list[b
         chosen = [prompts[index % len(prompts)] for index in range(count)]
         return [_body(settings, model, prompt, answer) for prompt, answer in chosen]
     shared = random.Random(settings.seed)
-    prefix = [shared.randrange(settings.vocab_size) for _ in range(settings.prefix_len)]
+    prefix = [shared.randrange(TOKEN_IDS) for _ in range(settings.prefix_len)]
     return [_random_body(settings, model, prefix, random_) for _ in range(count)]
 
 
@@ -90,7 +92,7 @@ def _random_body(settings: BenchSettings, model: str, prefix: list[int], random_
     length, answer = (
         _length(mean, settings.range_ratio, random_) for mean in (settings.input_len, settings.output_len)
     )
-    tokens = [*prefix, *(random_.randrange(settings.vocab_size) for _ in range(length))]
+    tokens = [*prefix, *(random_.randrange(TOKEN_IDS) for _ in range(length))]
     if settings.endpoint == "chat":
         return _body(settings, model, " ".join(f"w{token}" for token in tokens), answer)
     return _body(settings, model, tokens, answer)

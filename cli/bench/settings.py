@@ -60,7 +60,6 @@ class BenchSettings(ClientOptions):
         0.0, description="random lengths lie within (1 - this) and (1 + this) of the given ones"
     )
     prefix_len: Annotated[int, Field(ge=0)] = Field(0, description="tokens that prompts have in common")
-    vocab_size: Positive = Field(1000, description="random token ids are below this")
     ignore_eos: bool = Field(True, description="answers have their full length")
     extra_body: str = Field("", description="JSON object with more fields for each request")
     burstiness: Annotated[float, Field(ge=0, le=1000), ALL_ALIKE] = Field(

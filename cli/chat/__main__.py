@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ from services.runtime.loading import fail, load_settings
 
 ANSWER_S = 600.0  # longest silence
 TEMPERATURE = "0.7"
+NEXT_NAME = re.compile(r",(?=\s*\w+\s*=|$)")  # other commas belong to a system message
 
 
 def main() -> int:
@@ -57,14 +59,16 @@ def talk_of(settings: ChatSettings, models: Mapping[str, bool]) -> Talk:
     model = settings.served_model_name or next(iter(talkers or models))
     if not models.get(model, True):
         raise ConfigError(f"{model} has no chat template: it continues text, at /v1/completions, and can't chat")
-    talk = Talk(model=model, models=talkers, system=settings.system)
+    talk = Talk(model=model, models=talkers)
     talk.option("temperature", TEMPERATURE)
-    for pair in filter(None, settings.set.split(",")):
+    for pair in filter(None, NEXT_NAME.split(settings.set)):
         name, _, value = map(str.strip, pair.partition("="))
         if not value:
             raise ConfigError(f"--set {pair}: NAME=VALUE")
         if name == "think":
             talk.think = switch("--set think=", value)
+        elif name == "system":
+            talk.system = value
         else:
             talk.option(name, value)
     if settings.tools:

@@ -62,6 +62,8 @@ def _system(talk: Talk, rest: str) -> str:
 
 def _set(talk: Talk, rest: str) -> str:
     name, _, value = rest.partition(" ")
+    if name == "system":  # as Ollama's users type it
+        return _system(talk, value.strip())
     if value.strip():
         talk.option(name, value.strip())
     elif name:

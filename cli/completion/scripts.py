@@ -23,6 +23,7 @@ class Option(NamedTuple):
 HELP = (Option("--help", "the common options", False), Option("--help-all", "all options", False))
 VALUES = {
     "keys": ("create", "list", "revoke", "new"),
+    "alias": ("list", "set", "rollback", "rm"),
     "batch": ("submit", "run", "list", "watch", "cancel", "get", "errors"),
     "bench": ("send", "compare"),
     "completion": ("bash", "zsh", "fish"),

@@ -10,19 +10,19 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import asdict
 
 from cli.doctor import machine
+from cli.doctor.child import asked
 from cli.doctor.fleet import check_fleet
 from cli.doctor.running import SERVERS, running
 from cli.doctor.servers import check_nats, check_redis
 from cli.doctor.settings import DoctorSettings
 from common import bus, store
-from common.settings import ROOT, ConfigError
+from common.settings import ConfigError
 from services.runtime.checks.finding import Finding
 from services.runtime.checks.gpus import Gpu, check_gpus, torch_build, visible_gpus
-from services.runtime.checks.memory import check_fit
+from services.runtime.checks.memory import available_bytes, check_fit
 from services.runtime.checks.model import check_model
 from services.runtime.loading import fail, load_settings
-
-CHILD_S = 120.0  # torch and CUDA start slowly
+from services.worker.host_share import HostMB
 
 
 def main() -> int:
@@ -53,13 +53,29 @@ async def examine(settings: DoctorSettings) -> AsyncIterator[Finding]:
     known, settings = await running(settings)
     for finding in known:
         yield finding
-    for finding in (*machine.python_and_packages(), *machine.limits(), *machine.port(settings.host, settings.port)):
+    for finding in (
+        *machine.python_and_packages(),
+        *machine.limits(HostMB.parse(settings.kv_host_mb)),
+        *machine.port(settings.host, settings.port),
+    ):
         yield finding
     is_on_gpu = settings.device.startswith("cuda")
     gpus = visible_gpus() if is_on_gpu else None
     found = list(_model(settings, gpus))
     is_whole = all(finding.level != "fail" for finding in found)
-    reading = asyncio.create_task(asked("spec", str(settings.model.absolute()))) if is_whole else None
+    ranks, stages = settings.tensor_parallel_size, settings.pipeline_parallel_size
+    total = (available_bytes() or 0) // (ranks * stages)
+    if gpus is not None:
+        total = min((gpu.total_bytes for gpu in gpus), default=0)
+    words = (
+        str(settings.model.absolute()),
+        settings.device,
+        str(ranks),
+        str(total),
+        str(int(settings.enable_expert_parallel)),
+        str(stages),
+    )
+    reading = asyncio.create_task(asked("spec", *words)) if is_whole else None
     for finding in found:
         yield finding
     async for finding in _servers(settings):
@@ -81,7 +97,7 @@ def _model(settings: DoctorSettings, gpus: list[Gpu] | None) -> Iterator[Finding
     yield from found
     if any(finding.level == "fail" for finding in found):
         return
-    yield check_fit(settings.model, gpus=gpus)
+    yield check_fit(settings.model, gpus=gpus, ranks=settings.tensor_parallel_size)
 
 
 async def _servers(settings: DoctorSettings) -> AsyncIterator[Finding]:
@@ -95,25 +111,6 @@ async def _servers(settings: DoctorSettings) -> AsyncIterator[Finding]:
     if len(on_bus) > 1 and all(finding.level != "fail" for finding in on_bus):  # one alone says that there is none
         async for finding in check_fleet(settings):
             yield finding
-
-
-async def asked(module: str, *words: str) -> list[Finding]:
-    """Findings of a child process, a module of this folder: torch stays out of this process, and hanging drivers show."""
-    child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", f"cli.doctor.{module}", *words),
-        cwd=ROOT,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
-    try:
-        output, _ = await asyncio.wait_for(child.communicate(), CHILD_S)
-        return [Finding(**finding) for finding in json.loads(output)]
-    except (TimeoutError, ValueError) as error:
-        if child.returncode is None:
-            child.kill()
-            await child.wait()
-        remedy = f"run `python -m cli.doctor.{' '.join((module, *words))}` and read its error; see dmesg"
-        return [Finding("torch", "fail", f"the check by torch gave no answer ({type(error).__name__})", remedy)]
 
 
 if __name__ == "__main__":

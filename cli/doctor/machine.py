@@ -12,8 +12,10 @@ from pathlib import Path
 from common.settings import ROOT
 from services.runtime.checks.finding import Finding
 from services.runtime.servers import port_is_free
+from services.worker.host_share import HostMB
 
 NOFILE = 4_096  # client and peer connections, weight-reading threads
+SHM_FOLDER = Path("/dev/shm")
 SHM_BYTES = 512 << 20  # two CPU workers with the default pool of 256 MiB
 ESSENTIAL = ("msgspec", "nats-py", "redis", "pydantic")
 
@@ -37,8 +39,8 @@ def python_and_packages(constraints: Path = ROOT / "constraints.txt") -> Iterato
         yield Finding("packages", "ok", f"{len(installed)} installed packages are those of {constraints.name}")
 
 
-def limits() -> Iterator[Finding]:
-    """Check open files and shared memory."""
+def limits(host: HostMB) -> Iterator[Finding]:
+    """Check open files, and shared memory, which is `host`'s, too, where workers share that."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < NOFILE:
         remedy = f"ulimit -n {NOFILE}" + (
@@ -47,11 +49,20 @@ def limits() -> Iterator[Finding]:
         yield Finding("nofile", "warn", f"{soft} open files at most", remedy)
     else:
         yield Finding("nofile", "ok", f"{soft} open files at most")
-    folder = Path("/dev/shm")
+    yield from _shared_memory(host, SHM_FOLDER)
+
+
+def _shared_memory(host: HostMB, folder: Path) -> Iterator[Finding]:
     if not folder.is_dir():
         yield Finding("shm", "fail", "no /dev/shm", "mount a tmpfs there, or use --transport ucx")
         return
-    free = shutil.disk_usage(folder).free
+    size, _, free = shutil.disk_usage(folder)
+    if host.is_shared and size >> 20 < (shared_mb := host.resolved()):
+        text = f"{size >> 20} MiB in /dev/shm, of which --kv-host-mb shares {shared_mb}"
+        yield Finding(
+            "shm", "fail", text, f"give containers --shm-size {shared_mb + (SHM_BYTES >> 20)}m, or share less"
+        )
+        return
     text = f"{free / 2**20:.0f} MiB free in /dev/shm"
     if free < SHM_BYTES:
         remedy = "give containers --shm-size 2g or --ipc host, or lower --kv-memory-mb"

@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from typing import Any
+
+from cli.keys.reach import add_reach, through_a_gateway
 
 DEFAULT = "default"  # the tenant of a deployment without named ones
-_REACH = {
-    "url": "the gateway; by default that of the running `baton up`",
-    "admin-key": "an admin key, as @FILE (or BATON_ADMIN_KEY); by default that of the running `baton up`",
-    "data-dir": "folder of the `baton up` to find",
-}
 
 
 def main() -> int:
@@ -25,7 +23,7 @@ def main() -> int:
         _parser().error(f"TENANT {tenant!r}: 1 to 64 letters, digits and _.-")
     if given.action == "new":
         return new(tenant, is_admin=given.admin)
-    return _through_a_gateway(given)
+    return through_a_gateway("keys", given, lambda gateway: _run(given, gateway))
 
 
 def new(tenant: str, *, is_admin: bool) -> int:
@@ -42,23 +40,10 @@ def new(tenant: str, *, is_admin: bool) -> int:
     return 0
 
 
-def _through_a_gateway(given: argparse.Namespace) -> int:
-    import httpx
+def _run(given: argparse.Namespace, gateway: Any) -> str:
+    from cli.keys.made import run
 
-    from cli.keys.made import KeysSettings, run
-    from common.settings import ConfigError
-    from services.runtime.loading import fail, load_settings
-
-    try:
-        told = {flag: getattr(given, flag.replace("-", "_")) for flag in _REACH}
-        flags = [part for flag, value in told.items() if value is not None for part in (f"--{flag}", value)]
-        gateway = load_settings(KeysSettings, command="keys", arguments=flags).administered()
-        print(run(given.action, given, gateway))
-    except (ConfigError, ValueError) as error:
-        return fail(error)
-    except httpx.HTTPError as error:
-        return fail(gateway.silent(error))
-    return 0
+    return run(given.action, given, gateway)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -77,8 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     revoke.add_argument("id", help="as `list` shows it")
     for one in (make, listed, revoke):
         one.add_argument("--json", dest="print_json", action="store_true", help="print what the gateway answers")
-        for flag, about in _REACH.items():
-            one.add_argument(f"--{flag}", help=about)
+    add_reach(make, listed, revoke)
     return parser
 
 

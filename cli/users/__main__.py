@@ -18,6 +18,10 @@ def main() -> int:
     """Entry point; returns the exit code."""
     try:
         settings = load_settings(UsersSettings, command="users", arguments=sys.argv[1:])
+        if settings.folder.name.partition(":")[0] in ROLES:
+            raise ConfigError(
+                f"FOLDER {str(settings.folder)!r}: write the folder first: baton users users {settings.folder}"
+            )
         members = members_of(settings.members)
         users = make_users(members, settings.folder, beside_0_1_0=settings.beside_0_1_0)
         write_secret(settings.folder / NATS_FILE, users.nats)
@@ -41,14 +45,14 @@ def members_of(text: str) -> list[Member]:
         role, colon, name = entry.partition(":")
         known: list[Role] = [one for one in ROLES if one == role and one != "admin"]
         if not known or not colon:
-            raise ConfigError(f"--members {entry!r}: write ROLE:ID, with one of {', '.join(ROLES[:-1])}")
+            raise ConfigError(f"MEMBERS {entry!r}: write ROLE:ID, with one of {', '.join(ROLES[:-1])}")
         try:
             member = Member(known[0], name)
             taken = member.user in (*ROLES, *(one.user for one in members))
         except ValueError as error:
-            raise ConfigError(f"--members {entry!r}: {error}") from None
+            raise ConfigError(f"MEMBERS {entry!r}: {error}") from None
         if taken:
-            raise ConfigError(f"--members {entry!r}: {name!r} is taken; choose another id")
+            raise ConfigError(f"MEMBERS {entry!r}: {name!r} is taken; choose another id")
         members.append(member)
     named = {member.role for member in members}
     return members + [Member(role) for role in ROLES if role not in named and role != "admin"]

@@ -10,7 +10,7 @@ from common.settings import Options
 
 
 class UsersSettings(Options):
-    """`baton users`: make up users and passwords for NATS and Redis, and a key for Prometheus."""
+    """`baton users [FOLDER [MEMBERS]]`: make up users and passwords for NATS and Redis, and a key for Prometheus."""
 
     folder: Path = Field(Path("users"), description="where the files go, readable by their owner alone")
     members: str = Field(

@@ -11,7 +11,9 @@ from engine.checkpoint.fingerprint import files_fingerprint
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.parsing.choose import Parsers
 from gateway.placement.agreement import Own
+from gateway.pooling.texts import TextTokenizer
 from gateway.tenants.tenants import Tenants
+from modelfiles.pooling import is_pooled
 from services.gateway.settings import LOOPBACK, GatewaySettings
 
 log = logging.getLogger("baton.gateway")
@@ -25,10 +27,23 @@ def read_tokenizers(settings: GatewaySettings) -> dict[str, ChatTokenizer]:
             folder, settings.parsers(name), settings.template(name), option.format(name=name, folder=folder)
         )
         for name, folder in settings.folders.items()
+        if not is_pooled(folder)
     }
     for name, tokenizer in found.items():
         calls, reasoning = tokenizer.format.format.name, tokenizer.format.format.reasoning
         log.info("model.format", extra={"model": name, "calls": calls or "text", "reasoning": reasoning or "content"})
+    return found
+
+
+def read_text_tokenizers(settings: GatewaySettings) -> dict[str, TextTokenizer]:
+    """Return tokenizer and pooling of each model of vectors or scores, by its name in the API. Raises ConfigError."""
+    found = dict[str, TextTokenizer]()
+    for name, folder in settings.folders.items():
+        if is_pooled(folder):
+            try:
+                found[name] = TextTokenizer.read(folder)
+            except Exception as error:  # the tokenizers library has no narrower exception
+                raise ConfigError(f"--model {folder}: {error}") from error
     return found
 
 
@@ -39,7 +54,7 @@ def _tokenizer(folder: Path, parsers: Parsers, template: str, option: str) -> Ch
         raise ConfigError(f"{option}: {error}") from error
 
 
-def read_own(settings: GatewaySettings, tokenizers: Mapping[str, ChatTokenizer]) -> dict[str, Own]:
+def read_own(settings: GatewaySettings, tokenizers: Mapping[str, ChatTokenizer | TextTokenizer]) -> dict[str, Own]:
     """Return the fingerprints that workers of each model must have. A folder without weights has none."""
     own = {
         name: Own(
@@ -48,6 +63,7 @@ def read_own(settings: GatewaySettings, tokenizers: Mapping[str, ChatTokenizer])
             called=settings.called_by_workers.get(name, ""),
         )
         for name, folder in settings.folders.items()
+        if name in tokenizers
     }
     for name in (name for name, one in own.items() if not one.files):
         log.info("gateway.no_weights", extra={"model": name, "meaning": "any weights of this name are served"})

@@ -27,10 +27,14 @@ from gateway.placement.enrolment import Enrolment
 from gateway.placement.incumbents import Incumbents
 from gateway.placement.ledger import Ledger
 from gateway.placement.memory import Memory
+from gateway.pooling.service import PoolingModels
+from gateway.pooling.texts import TextTokenizer
 from gateway.responses.service import Responses, nothing_kept
 from gateway.tenants.budgets import SharedBudgets
 from gateway.tenants.kept import KeptKeys
 from gateway.tenants.tenants import Tenants
+from services.gateway.files import read_own
+from services.gateway.kept import KeptFiles
 from services.gateway.settings import GatewaySettings
 from services.runtime.names import ANSWER_S, Name, held, made_up, new_incarnation
 from services.runtime.tracer import open_tracer
@@ -43,6 +47,7 @@ class Parts:
     gateway_id: str
     tenants: Tenants
     requests: Requests
+    pooling: PoolingModels
     budgets: SharedBudgets
     keys: KeptKeys
     control: FleetControl
@@ -61,6 +66,7 @@ async def started(
     tenants: Tenants,
     tokenizers: Mapping[str, ChatTokenizer],
     models: Mapping[str, Own],
+    texts: Mapping[str, TextTokenizer],
 ) -> AsyncIterator[Parts]:
     """Start the parts; close them in reverse order. `disk` is the connection to what NATS keeps on disk."""
     gateway_id, incarnation = settings.gateway_id or made_up("gateway"), new_incarnation()
@@ -76,9 +82,28 @@ async def started(
         memory = Memory(store, models)
         incumbents = Incumbents(written=await memory.read())
         own = OwnerSettings(
-            gateway_id=gateway_id, incarnation=incarnation, limits=settings.limits(), levels=settings.levels()
+            gateway_id=gateway_id,
+            incarnation=incarnation,
+            limits=settings.limits(),
+            levels=settings.levels(),
+            keep_s=settings.model_keep_s,
         )
-        served = OwnModels(tokenizers=tokenizers, known=models, aliases=settings.aliases, incumbents=incumbents)
+        pooling = PoolingModels(
+            bus,
+            peers,
+            texts,
+            read_own(settings, texts),
+            gateway_id=gateway_id,
+            aliases={name: model for name, model in settings.aliases.items() if isinstance(model, str)},
+        )
+        served = OwnModels(
+            tokenizers=tokenizers,
+            known=models,
+            aliases=settings.aliases,
+            incumbents=incumbents,
+            pooled={name: one.pooling for name, one in texts.items()},
+            num_pooling=lambda: pooling.num_ready,
+        )
         requests = Requests(bus, ledger, peers, own, served, tracer=tracer)
         await requests.start()
         memory.start(incumbents)
@@ -92,6 +117,7 @@ async def started(
                     gateway_id=gateway_id,
                     tenants=tenants,
                     requests=requests,
+                    pooling=pooling,
                     budgets=budgets,
                     keys=keys,
                     control=control,
@@ -146,6 +172,9 @@ def app_of(parts: Parts, settings: GatewaySettings) -> FastAPI:
         tracer=parts.tracer,
         control=parts.control,
         keys=parts.keys,
+        loads=parts.requests.hosts,
+        files=KeptFiles(),
+        pooling=parts.pooling if parts.pooling.models else None,
         batches=parts.batches.connect if parts.batches is not None else None,
         responses=parts.responses.connect if parts.responses is not None else nothing_kept,
     )

@@ -19,7 +19,7 @@ from common.store import connect_store
 from common.wire import connect
 from gateway.placement.ledger import function_libraries
 from services.gateway.descriptors import make_room
-from services.gateway.files import read_own, read_tenants, read_tokenizers, reload
+from services.gateway.files import read_own, read_tenants, read_text_tokenizers, read_tokenizers, reload
 from services.gateway.parts import Parts, app_of, started
 from services.gateway.rpc import check_rpc, rpc_served
 from services.gateway.server import Server, listen, new_server, take_connections
@@ -28,6 +28,8 @@ from services.gateway.shared import SharedPort, tell_listening
 from services.runtime.loading import fail, load_settings
 from services.runtime.log import start_logging
 from services.runtime.memory import keep_what_is_loaded
+from services.runtime.models.kept import serve as serve_files
+from services.runtime.models.named import all_brought
 from services.runtime.signals import ending_in_time, until_signalled
 
 log = logging.getLogger("baton.gateway")
@@ -46,7 +48,7 @@ async def run(settings: GatewaySettings) -> None:
     check_rpc(settings)
     make_room(settings.max_connections)
     tokenizers, tenants = read_tokenizers(settings), read_tenants(settings)
-    models = read_own(settings, tokenizers)
+    models, texts = read_own(settings, tokenizers), read_text_tokenizers(settings)
     async with (
         until_signalled() as stopping,
         ending_in_time(stopping, settings.drain_s),
@@ -54,7 +56,14 @@ async def run(settings: GatewaySettings) -> None:
         connect(settings.nats(), name="gateway-disk") as disk,
         connect_store(settings.redis(), libraries=function_libraries()) as store,
         started(
-            settings, bus=bus, disk=disk, store=store, tenants=tenants, tokenizers=tokenizers, models=models
+            settings,
+            bus=bus,
+            disk=disk,
+            store=store,
+            tenants=tenants,
+            tokenizers=tokenizers,
+            models=models,
+            texts=texts,
         ) as parts,
     ):
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload, tenants)
@@ -129,6 +138,9 @@ def main(kind: type[GatewaySettings] = GatewaySettings) -> int:
     try:
         settings = load_settings(kind, command="gateway", arguments=sys.argv[1:])
         start_logging(service="gateway", level=settings.log_level, form=settings.log_format)
+        settings = all_brought(settings, log.info, text_alone=True)
+        for folder in settings.folders.values():
+            serve_files(folder)  # also of a model that is not loaded now
         asyncio.run(run(settings))
     except (ConfigError, ServingError, OSError, ValueError) as error:
         return fail(error)

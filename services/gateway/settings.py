@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from common.settings import AUTO_BELOW_0, OFF, PREFIX, ConfigError, Id, Port, Positive, Seconds
-from services.runtime.settings import ModelSettings, ServiceLevelOptions, from_root
+from services.gateway.models import ServedModelOptions, entries
+from services.runtime.settings import ServiceLevelOptions
 
 # Imported on use: help waits for no client and no gateway.
 if TYPE_CHECKING:
@@ -27,21 +28,9 @@ JINJA = ("{{", "{%", "\n")  # marks of a template, which no file name has
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9.\[\]:_-]+\Z")
 
 
-class GatewaySettings(ModelSettings, ServiceLevelOptions):
+class GatewaySettings(ServedModelOptions, ServiceLevelOptions):
     """`baton gateway`: HTTP in, tokens out."""
 
-    served_models: str = Field(
-        "", description="models to serve, as name=folder by commas; empty: --model alone, under its served name"
-    )
-    worker_models: str = Field(
-        "",
-        description="what workers call the models, as model=its-name by commas, or its-name alone for a single model; empty: as "
-        "this gateway does",
-    )
-    alias: str = Field(
-        "",
-        description="further names of the served models, as gpt-4o=demo, by commas or one flag each; *=demo: any other name",
-    )
     tool_call_parser: str = Field(
         "auto",
         description="how models write tool calls: a format for all or model=format by commas; auto: by their files",
@@ -184,46 +173,8 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
         """Access of web pages (CORS)."""
         from gateway.http.application import WebAccess
 
-        hosts = tuple(host.lower() for host in _entries(self.allowed_hosts))
-        return WebAccess(origins=tuple(_entries(self.cors_origins)), bound=self.host, hosts=hosts)
-
-    @property
-    def folders(self) -> dict[str, Path]:
-        """The models to serve: name in the API -> folder with the tokenizer."""
-        named = [entry.partition("=")[::2] for entry in _entries(self.served_models)]
-        return {name: from_root(Path(folder)) for name, folder in named} or {self.served_name: self.model}
-
-    @property
-    def called_by_workers(self) -> dict[str, str]:
-        """The workers' name of each model, if it differs. Raises ConfigError."""
-        named = dict(entry.rpartition("=")[::2] for entry in _entries(self.worker_models))
-        folders = self.folders
-        if "" in named and len(folders) == 1:
-            named = {next(iter(folders)): named[""]}
-        for model in named:
-            if model not in folders:
-                known = ", ".join(map(repr, folders))
-                raise ConfigError(f"--worker-models: {model!r} is not served: write model=its-name, of {known}")
-        called = [named.get(model, model) for model in folders]
-        for name in called:
-            if called.count(name) > 1:
-                raise ConfigError(f"--worker-models: two models have the workers of {name!r}")
-        return {model: name for model, name in named.items() if name}
-
-    @property
-    def aliases(self) -> dict[str, str]:
-        """Aliases -> the served model's name. Raises ConfigError."""
-        folders, found = self.folders, dict[str, str]()
-        for entry in _entries(self.alias):
-            name, _, model = (part.strip() for part in entry.partition("="))
-            if not name or model not in folders:
-                raise ConfigError(f"--alias {entry}: write NAME=MODEL, with a served model: {', '.join(folders)}")
-            if name in folders or found.get(name, model) != model:
-                raise ConfigError(
-                    f"--alias {entry}: {name!r} is {found.get(name, 'a served model')} already: choose another name"
-                )
-            found[name] = model
-        return found
+        hosts = tuple(host.lower() for host in entries(self.allowed_hosts))
+        return WebAccess(origins=tuple(entries(self.cors_origins)), bound=self.host, hosts=hosts)
 
     def parsers(self, model: str) -> Parsers:
         """Tool and reasoning parsers by model. Raises ConfigError."""
@@ -261,7 +212,7 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
 
     def _of_model(self, flag: str, text: str, model: str) -> str:
         """A value for one model or for all: `a`, or `chat=a,coder=b`. Raises ConfigError for an unknown model."""
-        named = dict(entry.partition("=")[::2] for entry in _entries(text))
+        named = dict(entry.partition("=")[::2] for entry in entries(text))
         for name, said in named.items():
             if said and name not in self.folders:
                 raise ConfigError(f"{flag}: no model {name!r} is served; served: {', '.join(self.folders)}")
@@ -270,12 +221,12 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
     @property
     def keys(self) -> tuple[str, ...]:
         """The API keys; empty: none is needed."""
-        return tuple(_entries(self.api_keys))
+        return tuple(entries(self.api_keys))
 
     @field_validator("cors_origins")
     @classmethod
     def _origins(cls, origins: str) -> str:
-        for origin in _entries(origins):
+        for origin in entries(origins):
             if origin not in ("*", "null") and not _ORIGIN.match(origin):
                 raise ConfigError(
                     f"--cors-origins: {origin!r} is no origin: write it like https://app.example.org:8443"
@@ -288,19 +239,6 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
         if url and ("{trace_id}" not in url or not url.startswith(("https://", "http://"))):
             raise ConfigError(f"--trace-url: {url!r} is not like https://jaeger.example/trace/{{trace_id}}")
         return url
-
-    @field_validator("served_models")
-    @classmethod
-    def _named(cls, models: str) -> str:
-        names = set[str]()
-        for entry in _entries(models):
-            name, _, folder = entry.partition("=")
-            if not name or not folder:
-                raise ConfigError(f"--served-models: {entry!r} is not name=folder, like chat=/models/chat")
-            if name in names:
-                raise ConfigError(f"--served-models: two models are called {name!r}; give each its own name")
-            names.add(name)
-        return models
 
     @model_validator(mode="after")
     def _guarded(self) -> Self:
@@ -321,8 +259,3 @@ class GatewaySettings(ModelSettings, ServiceLevelOptions):
                 "or listen on 127.0.0.1; `baton keys new` makes a key"
             )
         return self
-
-
-def _entries(text: str) -> list[str]:
-    """Split a comma-separated list."""
-    return [entry.strip() for entry in text.split(",") if entry.strip()]

@@ -33,11 +33,12 @@ def main() -> int:
         from services.worker.process import build_lender
         from services.worker.process import main as work
     settle()
-    link, lender = socket.socket(fileno=os.dup(0)), None
+    link, lenders = socket.socket(fileno=os.dup(0)), {}
     while asked := link.recv(MAX_BYTES):
         birth = msgspec.json.decode(asked, type=Birth)
-        if birth.has_twins and lender is None:
-            lender = build_lender(birth.service, birth.variables)
+        model = birth.variables.get("BATON_MODEL", "")
+        if birth.has_twins and model not in lenders:
+            lenders[model] = build_lender(birth.service, birth.variables)
             keep_what_is_loaded()
         if not is_alone():
             return 1
@@ -49,7 +50,7 @@ def main() -> int:
                 raise
             link.send(str(os.getpid()).encode())
             link.close()
-            return work(birth.service, lender)
+            return work(birth.service, lenders.get(model))
     return 0
 
 

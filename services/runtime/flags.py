@@ -28,15 +28,17 @@ POSITIONAL: dict[str, tuple[str, ...]] = dict.fromkeys(
     ("up", "gateway", "prefill", "decode", "worker", "doctor"), ("model",)
 )
 POSITIONAL |= {"trace": ("request",), "batch": ("action", "name"), "bench": ("action", "before", "after")}
-ARGUMENTS = ("request", "action", "name", "before", "after")
+POSITIONAL |= {"users": ("folder", "members")}
+ARGUMENTS = ("request", "action", "name", "before", "after", "folder", "members")
 # A flag for each entry, or one with commas.
+SERVE_SEVERAL = ("up", "gateway")  # commands whose --model may come again
 REPEATABLE = {"alias": "NAME=MODEL", "output": "FILE", "set": "NAME=VALUE", "metadata": "NAME=VALUE"}
 SERVERS = ("nats_url", "redis_url")
 # A command that is not here has so few options that it shows them all.
 COMMON = {
     "up": (
         *("model", "prefill", "decode", "device", "port", "host", "api_keys", "served_model_name"),
-        *("kv_memory_mb", "max_model_len", "planner", "data_dir"),
+        *("tensor_parallel_size", "kv_memory_mb", "max_model_len", "planner", "data_dir"),
     ),
     "gateway": ("model", "port", "host", "api_keys", "tenants", "served_model_name", "served_models", *SERVERS),
     "planner": ("nats_url", "ttft_slo_ms", "tpot_slo_ms", "plan_dry_run"),
@@ -51,6 +53,7 @@ _WORKER = (
     "device",
     *SERVERS,
     "served_model_name",
+    "tensor_parallel_size",
     "kv_memory_mb",
     "max_model_len",
     "transport",
@@ -97,7 +100,23 @@ GROUPS = (  # title, beginnings of names; the first that fits counts
         "Limits",
         ("max_requests", "max_queued", "max_connections", "max_body", "request_timeout", "admit_by"),
     ),
-    ("Workers", ("transport", "device", "kv_", "block_size", "max_", "step_", "threads", "local_prefill", "worker_id")),
+    (
+        "Workers",
+        (
+            "transport",
+            "device",
+            "tensor_",
+            "enable_expert",
+            "pipeline_",
+            "kv_",
+            "block_size",
+            "max_",
+            "step_",
+            "threads",
+            "local_prefill",
+            "worker_id",
+        ),
+    ),
 )
 
 
@@ -159,6 +178,7 @@ def parser_of(kind: type[BaseModel], command: str, *, everything: bool = False) 
     """Options of `kind`. Without `everything`, help shows those that a command is mostly started with."""
     fields = {name: field for name, field in kind.model_fields.items() if name not in ARGUMENTS}
     words = _words(kind, command)
+    again = REPEATABLE | ({"model": "MODEL"} if command in SERVE_SEVERAL else {})
     first = [name for name in COMMON.get(command, ()) if name in fields]
     short = bool(first) and not everything
     hint = "--help-all lists all options. " if short else ""
@@ -174,7 +194,7 @@ def parser_of(kind: type[BaseModel], command: str, *, everything: bool = False) 
     for title, names in _groups(fields, first):
         group = parser.add_argument_group(title)
         for name in names:
-            _add(group, name, fields[name], hidden=short and name not in first)
+            _add(group, name, fields[name], again.get(name, ""), hidden=short and name not in first)
     group = parser.add_argument_group("Help")
     group.add_argument("--config", metavar="FILE", help="TOML file with settings")
     group.add_argument("-h", "--help", action="help", help="the common options" if short else "this text")
@@ -244,7 +264,8 @@ def _title(name: str) -> str:
     return next((title for title, beginnings in GROUPS if name.startswith(beginnings)), "")
 
 
-def _add(group: argparse._ArgumentGroup, name: str, field: FieldInfo, *, hidden: bool) -> None:
+def _add(group: argparse._ArgumentGroup, name: str, field: FieldInfo, again: str, *, hidden: bool) -> None:
+    """Add an option. `again`: what help calls an entry of one that may come more than once."""
     default = default_of(field)
     text = f"{field.description}{f' (default: {default})' if default else ''}".replace("%", "%%")
     flag, help_text = flag_of(name), argparse.SUPPRESS if hidden else text
@@ -255,8 +276,8 @@ def _add(group: argparse._ArgumentGroup, name: str, field: FieldInfo, *, hidden:
         off = other if hidden or not field.default else f"switch off: {text}"
         group.add_argument(f"--no-{flag[2:]}", dest=name, action="store_const", const=False, help=off)
         return
-    if name in REPEATABLE:
-        group.add_argument(flag, dest=name, action=_Joined, metavar=REPEATABLE[name], help=help_text)
+    if again:
+        group.add_argument(flag, dest=name, action=_Joined, metavar=again, help=help_text)
         return
     choices = choices_of(field)
     metavar = "{" + ",".join(choices.written) + "}" if choices.values else name.rpartition("_")[2].upper()

@@ -12,6 +12,8 @@ ALIASES = {
     "--uvicorn-log-level": "log_level",
     "--otlp-traces-endpoint": "otlp_endpoint",
     "--base-url": "url",
+    **dict.fromkeys(("-tp", "--tp", "--tp-size"), "tensor_parallel_size"),
+    **dict.fromkeys(("-pp", "--pp-size"), "pipeline_parallel_size"),
 }
 # Ignored, since Baton always does so; any other value is refused. None: the option takes no value.
 IS_SO: dict[str, str | None] = {
@@ -19,10 +21,6 @@ IS_SO: dict[str, str | None] = {
     "--enable-prefix-caching": None,
     "--enable-chunked-prefill": None,
     "--enable-prompt-tokens-details": None,
-    "--tensor-parallel-size": "1",
-    "-tp": "1",
-    "--pipeline-parallel-size": "1",
-    "-pp": "1",
     "--data-parallel-size": "1",
     "--load-format": "safetensors",
 }
@@ -32,10 +30,6 @@ ELSEWHERE = dict.fromkeys(
     _NO_LORA,
 )
 ELSEWHERE |= {
-    "--tensor-parallel-size": "a model runs on one GPU; --prefill N --decode N start more workers",
-    "-tp": "a model runs on one GPU; --prefill N --decode N start more workers",
-    "--pipeline-parallel-size": "a model runs on one GPU; --prefill N --decode N start more workers",
-    "-pp": "a model runs on one GPU; --prefill N --decode N start more workers",
     "--data-parallel-size": "--prefill N --decode N start more workers",
     "--gpu-memory-utilization": "--kv-memory-mb sizes the KV pool; without it a GPU gives what weights and passes leave",
     "--swap-space": "KV is not swapped: --kv-memory-mb is the pool, and sequences that don't fit are computed again; "

@@ -1,15 +1,49 @@
-"""Named models on this machine: those in the Hugging Face cache, and those that `baton up` fetched."""
+"""Named models on this machine: those in the Hugging Face cache, also of other stores, and those that come in a package."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
 from pathlib import Path
 from typing import NamedTuple
 
-from modelfiles.files import gguf_files
+from modelfiles.files import CONFIG, found, gguf_files, of_kind
+from modelfiles.gguf import is_gguf, parts_of
 
-_ID = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.-]*)/([A-Za-z0-9_][A-Za-z0-9_.-]*)(?:@([A-Za-z0-9_][A-Za-z0-9_.-]*))?\Z")
+_WORD = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
+_PATH = rf"{_WORD}(?:/{_WORD})*"
+_ID = re.compile(rf"({_WORD}/{_WORD})(?:@({_PATH}))?(?::({_PATH}))?\Z")
+# A path collapses the slashes of a URL.
+_BUCKET = re.compile(rf"(s3|gs):/{{1,2}}({_PATH})(?:@([0-9a-f]{{7,40}}))?(?::({_PATH}))?\Z")
+_REGISTRY = re.compile(
+    rf"(oci):/{{1,2}}([A-Za-z0-9.-]+(?::\d+)?(?:/{_WORD})+)(?::({_WORD})|@(sha256:[0-9a-f]{{64}}))?\Z"
+)
+_SCOPE = re.compile(rf"(modelscope):/{{1,2}}({_WORD}/{_WORD})(?:@({_PATH}))?(?::({_PATH}))?\Z")
+# In a repository's folder: its URL can't be told from the folder's name.
+URL_FILE = "url"
+_SHORT_COMMIT = re.compile(r"[0-9a-f]{7,39}\Z")
+MAIN = "main"
+INDEX = "model.safetensors.index.json"
+
+
+class Named(NamedTuple):
+    """`org/name[@revision][:file-or-quant]`, or a URL of another store."""
+
+    repo: str  # another store's begins with its scheme
+    revision: str = MAIN
+    kind: str = ""
+
+    @property
+    def store(self) -> str:
+        """The store's scheme; "" for a hub."""
+        return self.repo.partition("://")[0] if "://" in self.repo else ""
+
+    def __str__(self) -> str:
+        mark = ":" if self.store == "oci" and not self.revision.startswith("sha256:") else "@"
+        at = "" if self.revision == MAIN else f"{mark}{self.revision}"
+        return f"{self.repo}{at}{f':{self.kind}' if self.kind else ''}"
 
 
 class Packaged(NamedTuple):
@@ -49,25 +83,93 @@ def is_kept(name: str) -> bool:
     return file is not None and file.is_file() and file.stat().st_size == NAMED[name].num_bytes
 
 
+def parsed(name: str) -> Named | None:
+    """The parts of a hub model's name, or of another store's URL; None if the text has another form."""
+    if match := _ID.match(name):
+        return Named(match[1], match[2] or MAIN, match[3] or "")
+    if match := _BUCKET.match(name):
+        return Named(f"{match[1]}://{match[2]}", match[3] or MAIN, match[4] or "")
+    if match := _REGISTRY.match(name):
+        return Named(f"{match[1]}://{match[2]}", match[3] or match[4] or MAIN)
+    if match := _SCOPE.match(name):
+        return Named(f"{match[1]}://{match[2]}", match[3] or MAIN, match[4] or "")
+    return None
+
+
 def is_id(name: str) -> bool:
-    """True if the text has the form `org/name` or `org/name@revision`."""
-    return _ID.match(name) is not None
+    """True if the text has the form of a name: see `parsed`."""
+    return parsed(name) is not None
 
 
 def cached(name: str) -> Path | None:
     """The folder of a model's snapshot; None if it is no id, or not cached."""
-    found = _ID.match(name)
-    if found is None:
+    named = parsed(name)
+    if named is None:
         return None
-    organisation, model, revision = found[1], found[2], found[3] or "main"
-    folder = _cache() / f"models--{organisation}--{model}"
+    snapshot = folder_of(named.repo) / "snapshots" / commit_of(named)
+    return snapshot if (snapshot / CONFIG).is_file() or gguf_files(snapshot) else None
+
+
+def whole(named: Named) -> Path | None:
+    """The cached folder or GGUF file that the name means, if none of its weights is missing. Raises GgufError."""
+    snapshot = cached(str(named))
+    if snapshot is None:
+        return None
+    if named.kind and not of_kind([str(file.relative_to(snapshot)) for file in gguf_files(snapshot)], named.kind):
+        return None  # another kind of it is there
+    model = found(snapshot, named.kind)
+    parts = parts_of(model) if is_gguf(model) else _weights(model)
+    return model if parts and all(part.is_file() for part in parts) else None
+
+
+def _weights(folder: Path) -> list[Path]:
+    """The safetensors files of a folder, also those that its index names and that are missing."""
+    index = folder / INDEX
+    if not index.is_file():
+        return sorted(folder.glob("*.safetensors"))
+    try:
+        return [folder / name for name in sorted(set(json.loads(index.read_bytes())["weight_map"].values()))]
+    except (ValueError, KeyError, AttributeError, TypeError):
+        return []
+
+
+def named_by(model: Path) -> Named | None:
+    """The name of a snapshot's folder in the cache; None for any other path."""
+    folder = model.parent.parent
+    if model.parent.name != "snapshots" or folder.parent != cache() or not folder.name.startswith("models--"):
+        return None
+    return Named(repo_of(folder), model.name)
+
+
+def commit_of(named: Named) -> str:
+    """The cached commit of a revision: a branch, a tag, or a commit, also shortened; else the revision itself."""
+    folder, revision = folder_of(named.repo), named.revision
     ref = folder / "refs" / revision
-    commit = ref.read_text(encoding="utf-8").strip() if ref.is_file() else revision
-    snapshot = folder / "snapshots" / commit
-    return snapshot if (snapshot / "config.json").is_file() or gguf_files(snapshot) else None
+    if ref.is_file():
+        return ref.read_text(encoding="utf-8").strip()
+    if _SHORT_COMMIT.match(revision):
+        near = sorted(one.name for one in (folder / "snapshots").glob(f"{revision}*"))
+        return near[0] if len(near) == 1 else revision
+    return revision
 
 
-def _cache() -> Path:
+def folder_of(repo: str) -> Path:
+    """The repository's folder in the cache, present or not."""
+    if "://" not in repo:
+        return cache() / f"models--{repo.replace('/', '--')}"
+    told = re.sub(r"[^A-Za-z0-9_.-]+", "--", repo)
+    return cache() / f"models--{told}--{hashlib.sha256(repo.encode()).hexdigest()[:8]}"
+
+
+def repo_of(folder: Path) -> str:
+    """The repository of a folder in the cache."""
+    url = folder / URL_FILE
+    if url.is_file():
+        return url.read_text(encoding="utf-8").strip()
+    return folder.name.removeprefix("models--").replace("--", "/", 1)
+
+
+def cache() -> Path:
     """The cache folder, found as the hub's own tools do."""
     if named := os.environ.get("HF_HUB_CACHE"):
         return Path(named).expanduser()

@@ -17,7 +17,7 @@ from typing import Literal, get_args
 from common import subjects
 from common.access import Login, inbox_of, write_secret
 
-Role = Literal["gateway", "prefill", "decode", "worker", "planner", "observer", "admin"]
+Role = Literal["gateway", "prefill", "decode", "worker", "pool", "planner", "host", "observer", "admin"]
 ROLES: tuple[Role, ...] = get_args(Role)
 WORKERS: tuple[Role, ...] = ("prefill", "decode", "worker")
 EVERY_ID = "*"
@@ -52,12 +52,19 @@ def nats_permissions(member: Member) -> Permissions:
         return _gateway(member.id, inbox)
     if member.role in WORKERS:
         return _worker(member.id, inbox)
+    if member.role == "pool":
+        return _pool(member.id, inbox)
     heartbeats = (subjects.ALL_HEARTBEATS, subjects.ALL_GATEWAY_HEARTBEATS)
     if member.role == "planner":
         own = subjects.planner(member.id)
         return Permissions(
             publish=("baton.worker.*", f"baton.plan.*.{member.id}", subjects.PLANNER, own),
             subscribe=(inbox, *heartbeats, subjects.PLANNER, subjects.planner(subjects.ANY)),
+        )
+    if member.role == "host":
+        return Permissions(
+            publish=(subjects.host_heartbeat(member.id),),
+            subscribe=(inbox, *heartbeats, f"baton.host.{member.id}.*", subjects.host_heartbeat(subjects.ANY)),
         )
     return Permissions(publish=("$JS.API.INFO",), subscribe=(inbox, *heartbeats, subjects.PLANNER))
 
@@ -176,6 +183,7 @@ def _gateway(gateway: str, inbox: str) -> Permissions:
             f"baton.order.*.{gateway}",
             f"baton.gatebeat.{gateway}",
             "baton.console.*",  # other gateways' requests, for the console
+            f"baton.host.*.{gateway}",
             "baton.dead.*",
             *(f"{api}.{verb}.{stream}" for verb in ("CREATE", "UPDATE") for stream in (jobs, dead)),
             # Bury jobs that were delivered too often; delete cancelled ones.
@@ -195,6 +203,7 @@ def _gateway(gateway: str, inbox: str) -> Permissions:
             subjects.ALL_HEARTBEATS,
             subjects.ALL_GATEWAY_HEARTBEATS,  # admission counts other gateways' prompts
             subjects.PLANNER,  # the console shows its decisions
+            subjects.host_heartbeat(subjects.ANY),
             subjects.kept_response("*", "*", "events", "*"),  # streams of background responses
             f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{jobs}.*",
         ),
@@ -262,6 +271,15 @@ def _worker(worker: str, inbox: str) -> Permissions:
             subjects.ALL_HEARTBEATS,
             subjects.ALL_GATEWAY_HEARTBEATS,
         ),
+    )
+
+
+def _pool(worker: str, inbox: str) -> Permissions:
+    """Permissions of a worker that pools: it is asked by gateways, and speaks to nobody else."""
+    own = f"baton.worker.{worker}"  # who has its name
+    return Permissions(
+        publish=(f"baton.heartbeat.{worker}", own, "baton.dead.malformed"),
+        subscribe=(inbox, own, f"baton.order.{worker}.*", f"baton.heartbeat.{worker}"),
     )
 
 

@@ -86,12 +86,18 @@ REMOVED: dict[tuple[str, ...], dict[str, str]] = {
         "find_max": "a sweep since 0.2: --sweep max",
         "slo_share": "of the sweep since 0.2: --sweep max=0.99",
         "compare_files": "a word since 0.2: baton bench compare A.json B.json",
+        "vocab_size": "a constant since 0.2: random token ids are below 256",
         "label": "metadata since 0.2: --metadata label=NAME",
+    },
+    ("users",): {
+        "folder": "an argument since 0.2: baton users FOLDER",
+        "members": "an argument since 0.2: baton users FOLDER ROLE:ID,ROLE:ID",
     },
     ("chat",): {
         "stats": "a word in the chat since 0.2: /stats off",
         "markdown": "a word in the chat since 0.2: /markdown off",
         "history": "a word in the chat since 0.2: /history off",
+        "system": "what --set takes since 0.2: --set system=TEXT",
         "think": "what --set takes since 0.2: --set think=on",
         "max_tokens": "what /set takes since 0.2: --set max_tokens=N",
         "temperature": "what /set takes since 0.2: --set temperature=N",

@@ -11,7 +11,7 @@ from common.settings import ROOT, ConfigError, Form, Options, Seconds
 from common.tls import Tls
 from modelfiles.files import found, name_of
 from modelfiles.gguf import GgufError, is_gguf
-from services.runtime.hub import NAMED, cached, is_id, is_kept, kept
+from services.runtime.hub import NAMED, cached, is_id, is_kept, kept, parsed, whole
 
 # Imported on use: help waits for no client and no gateway.
 if TYPE_CHECKING:
@@ -49,6 +49,10 @@ class LogOptions(Options):
 
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe log lines shown")
     log_format: Literal["text", "json"] = Field("text", description="log lines for people or for machines")
+
+
+class HostOptions(NatsOptions, LogOptions):
+    """Settings that `baton up` passes to its host."""
 
 
 class ServiceLevelOptions(Options):
@@ -92,7 +96,8 @@ class ModelSettings(Settings):
     model: Path = Field(
         Path("demo"),
         validate_default=True,
-        description="Hugging Face model folder, GGUF file, an id that is in the hub's cache, or smollm2: a small real one",
+        description="Hugging Face model folder, GGUF file, or a name, which is fetched once: org/name[@revision][:file-or-quant] "
+        "from a hub, or smollm2, a small real one",
     )
     served_model_name: str = Field("", description="name in the API; empty: the folder's or file's name, or the id")
 
@@ -101,8 +106,7 @@ class ModelSettings(Settings):
     def _called_by_its_id(cls, values: Any) -> Any:
         """A hub model's default name: its id, not its snapshot's hash."""
         name = str(values.get("model", "")) if isinstance(values, dict) else ""
-        known = name in NAMED or (is_id(name) and cached(name))
-        if known and not values.get("served_model_name") and not Path(name).exists():
+        if _is_by_name(name) and not values.get("served_model_name"):
             return values | {"served_model_name": name}
         return values
 
@@ -116,26 +120,36 @@ class ModelSettings(Settings):
         return self.served_model_name or name_of(self.model)
 
 
+def default_name(model: str) -> str:
+    """The name in the API of a model that is given none: its folder's or file's, or its id. Raises ConfigError."""
+    return model if _is_by_name(model) else name_of(from_root(Path(model)))
+
+
+def _is_by_name(model: str) -> bool:
+    """True for a hub's model and one of a package, unless it is a path; a GGUF file that is named has a name of its own."""
+    is_known = model in NAMED or ((named := parsed(model)) is not None and not named.kind)
+    return is_known and not Path(model).exists() and not (ROOT / model).exists()
+
+
 def from_root(folder: Path) -> Path:
     """The path itself, else in Baton's own folder (the demo model works from anywhere), or in the hub's cache.
 
-    `…:Q4_K_M` is the GGUF file of that kind. Raises ConfigError.
+    `…:Q4_K_M` is the GGUF file of that kind. What is not here stays a name. Raises ConfigError.
     """
     name, _, kind = str(folder).rpartition(":")
-    if folder.exists() or not name or not _place(Path(name)).is_dir():
-        name, kind = str(folder), ""
+    here = next((place for place in (folder, ROOT / folder) if place.exists()), None)
     try:
-        return found(_place(Path(name)), kind)
+        if here is not None:
+            return found(here)
+        if name and (inside := next((place for place in (Path(name), ROOT / name) if place.is_dir()), None)):
+            return found(inside, kind)
+        if is_kept(str(folder)):
+            return kept(str(folder)) or folder
+        if (named := parsed(str(folder))) is None:
+            return folder
+        return whole(named) or (None if named.kind else cached(str(named))) or folder
     except GgufError as error:
         raise ConfigError(f"--model {error}") from None
-
-
-def _place(folder: Path) -> Path:
-    if folder.exists():
-        return folder
-    if (ROOT / folder).exists():
-        return ROOT / folder
-    return (kept(str(folder)) if is_kept(str(folder)) else cached(str(folder))) or folder
 
 
 def no_model(folder: Path) -> str:
@@ -143,7 +157,7 @@ def no_model(folder: Path) -> str:
     if str(folder) in NAMED:
         return f"--model {folder}: not here yet: `baton up --model {folder}` fetches it, once"
     if is_id(str(folder)):
-        return f"--model {folder}: no folder, and not in the hub's cache: `hf download {folder}` fetches it"
+        return f"--model {folder}: no folder, and not in the hub's cache: `baton pull {folder}` fetches it"
     if is_gguf(folder):
         return f"--model {folder}: there is no such file"
     return f"--model {folder}: no config.json there; give a Hugging Face model folder, or a GGUF file"

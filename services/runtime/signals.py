@@ -7,7 +7,7 @@ import contextlib
 import faulthandler
 import logging
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 log = logging.getLogger("baton.leaving")
 
@@ -32,6 +32,20 @@ async def until_signalled() -> AsyncIterator[asyncio.Event]:
     finally:
         for name in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(name)
+
+
+@contextlib.contextmanager
+def parked_by_signals(ask: Callable[[bool], None]) -> Iterator[None]:
+    """Context manager: SIGUSR1 calls `ask(True)`, to sleep, and SIGUSR2 `ask(False)`, to wake."""
+    loop, words = asyncio.get_running_loop(), {signal.SIGUSR1: True, signal.SIGUSR2: False}
+    for name, sleeps in words.items():
+        loop.add_signal_handler(name, ask, sleeps)
+    try:
+        yield
+    finally:
+        for name in words:
+            loop.remove_signal_handler(name)
+            signal.signal(name, signal.SIG_IGN)  # the default would end the process
 
 
 @contextlib.asynccontextmanager

@@ -7,13 +7,13 @@ import sys
 
 from common.errors import ServingError
 from common.settings import ConfigError
+from services.host.nursery import Nursery, open_nursery
 from services.runtime.checks.finding import refuse
-from services.runtime.hub import NAMED
 from services.runtime.loading import fail, load_settings
 from services.runtime.log import start_logging
+from services.runtime.models.kept import serve
+from services.runtime.models.named import all_brought, missing
 from services.up.checks import before_the_model, examine
-from services.up.fetch import fetched
-from services.up.nursery import Nursery, open_nursery
 from services.up.settings import UpSettings
 
 
@@ -32,17 +32,21 @@ def main() -> int:
     """Entry point; returns the exit code."""
     try:
         settings = load_settings(UpSettings, command="up", arguments=sys.argv[1:]).shared_out()
-        if str(settings.model) in NAMED:
+        if any(missing(folder, text_alone=bool(settings.fake)) for folder in settings.folders.values()):
             refuse(before_the_model(settings))
-            settings = settings.model_copy(update={"model": fetched(str(settings.model), _say)})
+            settings = all_brought(settings, _say, text_alone=bool(settings.fake))
+        for folder in settings.folders.values():
+            serve(folder)
         start_logging(service="up", level=settings.log_level, form=settings.log_format)
         findings = list(examine(settings))
         refuse(findings)
         for finding in findings:
             if finding.level == "warn":
                 _say(f"warning: {finding.said}")
-        workers = settings.prefill + settings.decode
-        nursery = open_nursery(workers) if settings.processor == "cpu" else None  # first: importing takes longest
+        twins = settings.prefill + settings.decode
+        nursery = (
+            open_nursery(twins) if settings.processor == "cpu" and not settings.loads_on_demand else None
+        )  # first: importing takes longest
         asyncio.run(run(settings, nursery))
     except (ConfigError, ServingError, OSError, ValueError) as error:
         return fail(error)

@@ -27,6 +27,7 @@ TOOLS = {
     "doctor": "what is wrong, and what to do",
 }
 CHAT = '"messages": [{"role": "user", "content": "What is the capital of France?"}]'
+VECTOR = '"input": "What is the capital of France?"'
 TEXT = '"prompt": "The capital of France is", "max_tokens": 16'
 # Settings for tools that observe NATS and Redis.
 LOOKS_ON = tuple(name for name in Settings.model_fields if name.startswith(("nats_", "redis_")))
@@ -37,7 +38,7 @@ def announce(
 ) -> None:
     """Publish the record until `held` closes. Keys are in files of their own for as long. `urls`: see `Stack`."""
     users = data / "users"
-    several = bool(settings.served_models)
+    several, (name, folder) = len(settings.folders) > 1, next(iter(settings.folders.items()))
     running = Running(
         url=urls[0],
         own_urls=list(urls[1:]),
@@ -45,10 +46,8 @@ def announce(
         born=birth_of(os.getpid()),
         started_unix=round(time.time(), 3),
         release=VERSION,
-        model=""
-        if several
-        else str(settings.model.absolute() if is_gguf(settings.model) else settings.model.resolve()),
-        served_model_name="" if several else settings.served_name,
+        model="" if several else str(folder.absolute() if is_gguf(folder) else folder.resolve()),
+        served_model_name="" if several else name,
         observer={name: str(getattr(settings, name)) for name in LOOKS_ON} | reach.settings("observer"),
         api_key_file=_kept(held, users / KEY_FILE, next(iter(settings.keys), "")),
         admin_key_file=_kept(held, users / ADMIN_FILE, settings.admin_key or settings.orders_key),
@@ -73,9 +72,13 @@ def welcome(
     can_chat = bool(talkers) or not models  # without a key here the models can't be listed
     model = (talkers or list(settings.folders))[0]
     tools = [(name, about) for name, about in TOOLS.items() if can_chat or name != "chat"]
+    each_has = (
+        f"{settings.prefill} prefill and {settings.decode} decode" if settings.generating else f"{settings.decode} pool"
+    )
+    each_has += " for each" if len(settings.folders) > 1 else ""
     lines = [
-        f"\nBaton serves {', '.join(settings.folders)} at {url} ({seconds:.1f} s): {settings.prefill} prefill and "
-        f"{settings.decode} decode, transport {settings.kv_transport}, logs in {data / 'logs'}",
+        f"\nBaton serves {', '.join(settings.folders)} at {url} ({seconds:.1f} s): {each_has}, "
+        f"transport {settings.kv_transport}, logs in {data / 'logs'}",
         *(line for each in models for line in _of_note(each)),
         f"\n  {_first_request(settings, url, data, model, can_chat=can_chat)}\n",
         *_doors(settings, url, data),
@@ -104,7 +107,7 @@ def _doors(settings: UpSettings, url: str, data: Path) -> Iterator[str]:
 
 def _of_note(model: Mapping[str, Any]) -> Iterator[str]:
     """Lines about shortcomings of a model here: no chat template, or a KV pool smaller than its context, with the remedy."""
-    if "chat" not in model["capabilities"]:
+    if model["capabilities"] == ["completion"]:
         yield f"\n{model['id']} has no chat template: it continues text."
     if whole := model["whole_model_len"]:
         served = f"\n{model['id']} is served with {model['max_model_len']} of its {whole} tokens of context"
@@ -116,6 +119,8 @@ def _first_request(settings: UpSettings, url: str, data: Path, model: str, *, ca
     key = f"$(cat {data / 'users' / KEY_FILE})" if settings.keys else "$KEY" if settings.tenants else ""
     header = f' -H "authorization: Bearer {key}"' if key else ""
     path, asked = ("chat/completions", CHAT) if can_chat else ("completions", TEXT)
+    if not can_chat and model in settings.pooling:
+        path, asked = "embeddings", VECTOR
     body = f'{{"model": "{model}", {asked}}}'
     return f"curl {url}/v1/{path} -H 'content-type: application/json'{header} -d '{body}'"
 

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 from common.settings import ROOT, ConfigError
+from kvtransfer.liveness import SHM_FOLDER
 from kvtransfer.transports import reaches_others
 from modelfiles.files import is_model
 from services.runtime.checks.finding import Finding
 from services.runtime.checks.gpus import Gpu, check_gpus, torch_build, visible_gpus
-from services.runtime.checks.memory import check_fit
-from services.runtime.checks.model import check_context, check_model, check_tokenizer
+from services.runtime.checks.memory import available_bytes, check_fit
+from services.runtime.checks.model import check_context, check_model
 from services.runtime.commands import remedy
 from services.runtime.running import Running, read_running
 from services.runtime.servers import port_is_free
 from services.runtime.settings import no_model
-from services.up.settings import UpSettings, devices_of
+from services.up.settings import UpSettings, gpus_of
+from services.worker.host_share import HostMB
 
 NEEDED = ("fastapi", "uvicorn", "tokenizers", "torch", "safetensors")
 DAY_S = 86_400
@@ -30,6 +33,7 @@ def examine(settings: UpSettings) -> Iterator[Finding]:
     yield from found
     if any(finding.check == "running" for finding in found):
         return
+    yield from _host_memory(settings, available_bytes(), SHM_FOLDER)
     gpus = visible_gpus() if settings.processor != "cpu" else None
     yield from _devices(settings, gpus)
     yield from _model(settings, gpus)
@@ -87,6 +91,19 @@ def _transport(settings: UpSettings) -> Iterator[Finding]:
         yield Finding("transport", "fail", text, "use --prefill 0, or another one")
 
 
+def _host_memory(settings: UpSettings, available: int | None, shared: Path) -> Iterator[Finding]:
+    """Findings about the memory below the pools: it fills as blocks come, and a machine without it would kill a process."""
+    host, workers = HostMB.parse(settings.kv_host_mb), settings.workers
+    size, asked, what = available, host.resolved(num_workers=workers) * workers << 20, "memory that is free"
+    if host.is_shared:
+        size = shutil.disk_usage(shared).total if shared.is_dir() else 0
+        asked, what = host.resolved() << 20, f"size of {shared}"
+    if size is not None and asked > size:
+        each = f" for each of {workers} workers" if workers > 1 and not host.is_shared else ""
+        text = f"--kv-host-mb {settings.kv_host_mb}{each}: more than the {size >> 20} MiB, the {what}"
+        yield Finding("host memory", "fail", text, "give less, or auto, which is half of what is free")
+
+
 def _templates(settings: UpSettings) -> Iterator[Finding]:
     for model in settings.folders:
         try:
@@ -98,7 +115,7 @@ def _templates(settings: UpSettings) -> Iterator[Finding]:
 def _devices(settings: UpSettings, gpus: list[Gpu] | None) -> Iterator[Finding]:
     if settings.processor == "cpu":
         return
-    devices = devices_of(settings.device, settings.prefill + settings.decode)
+    devices = gpus_of(settings.device, settings.widths)
     yield check_gpus(settings.device, devices, torch_build(), gpus)
     if len(set(devices)) < len(devices) and not settings.kv_memory_mb:
         text = f"--device {settings.device}: workers share a GPU; say what each may take with --kv-memory-mb"
@@ -106,17 +123,20 @@ def _devices(settings: UpSettings, gpus: list[Gpu] | None) -> Iterator[Finding]:
 
 
 def _model(settings: UpSettings, gpus: list[Gpu] | None) -> Iterator[Finding]:
-    model = settings.model
+    models = list(settings.folders.values())
     if settings.fake:  # the fake device computes nothing: any folder with a tokenizer will do
-        if not is_model(model):
-            yield Finding("model", "fail", no_model(model))
+        yield from (Finding("model", "fail", no_model(model)) for model in models if not is_model(model))
         return
-    found = list(check_model(model, impl=settings.model_impl))
+    found = [finding for model in models for finding in check_model(model, impl=settings.model_impl)]
     yield from found
-    for folder in settings.folders.values():
-        if folder != model and folder.is_dir():
-            yield from check_tokenizer(folder)
     if any(finding.level == "fail" for finding in found):
         return
-    yield from check_context(model, settings.max_model_len)
-    yield check_fit(model, gpus=gpus, dtype=settings.dtype, quantization=settings.quantization)
+    for model in models:
+        yield from check_context(model, settings.max_model_len)
+        yield check_fit(
+            model,
+            gpus=gpus,
+            dtype=settings.dtype,
+            quantization=settings.quantization,
+            ranks=min(settings.widths, default=1),
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -12,8 +13,8 @@ PATIENCE_S = 2.0
 MAX_BYTES = 1 << 20
 
 
-async def reason_not_ready(url: str, *, prefill: int, decode: int) -> str | None:
-    """Return why a request could not be served yet by that many workers; None if it could."""
+async def reason_not_ready(url: str, wanted: Mapping[str, int]) -> str | None:
+    """Return why a request could not be served yet by so many workers of each role; None if it could."""
     try:
         status, answer = await asyncio.wait_for(_get(url, "/ready"), PATIENCE_S)
     except (OSError, ValueError, EOFError):  # includes timeouts
@@ -22,9 +23,10 @@ async def reason_not_ready(url: str, *, prefill: int, decode: int) -> str | None
         refused = "".join(f"; {worker}: {why}" for worker, why in answer.get("refused", {}).items())
         return f"{answer.get('reason')}{refused}"
     workers = answer["workers"]
-    if workers["prefill"] < prefill or workers["decode"] < decode:
-        return f"{workers['prefill']} of {prefill} prefill and {workers['decode']} of {decode} decode workers are ready"
-    return None
+    if all(workers.get(role, 0) >= count for role, count in wanted.items()):
+        return None
+    counts = [f"{workers.get(role, 0)} of {count} {role}" for role, count in wanted.items() if count]
+    return f"{' and '.join(counts)} workers are ready"
 
 
 async def answers(url: str) -> bool | None:

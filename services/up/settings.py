@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
-from pydantic import Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
-from common.settings import AUTO_BELOW_0, ROOT, ConfigError, Form
+from common.settings import AUTO, AUTO_BELOW_0, ROOT, ConfigError, Form
+from modelfiles.pooling import is_pooled
 from services.gateway.settings import LOOPBACK, GatewaySettings
 from services.planner.settings import PlannerOptions
-from services.worker.cores import physical_cores
+from services.rank.cores import physical_cores
 from services.worker.host_share import HostMB
-from services.worker.options import FAKE_DEVICE, WorkerOptions
+from services.worker.options import FAKE_DEVICE, MOST_RANKS, WorkerOptions
 
 DEMO = ROOT / "demo"
 LAST_PORT = 65_535
@@ -24,6 +27,32 @@ Devices = Annotated[
 ]
 
 
+class Widths(NamedTuple):
+    """The ranks of a worker, by its role."""
+
+    prefill: int = 1
+    decode: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> Widths:
+        """Read `N` for all workers, or `prefill=N,decode=M`. Raises ValueError."""
+        if text.isdecimal():
+            widths = {"prefill": int(text), "decode": int(text)}
+        else:
+            pairs = [pair.partition("=") for pair in text.split(",")]
+            widths = {role.strip(): int(width) for role, _, width in pairs if width.strip().isdecimal()}
+            if len(widths) < len(pairs) or not widths.keys() <= set(cls._fields):
+                raise ValueError(f"a number is needed, or prefill=N,decode=M, not {text!r}")
+        if not all(1 <= width <= MOST_RANKS for width in widths.values()):
+            raise ValueError(f"1 to {MOST_RANKS} ranks are needed, not {text!r}")
+        return cls(**widths)
+
+
+def _is_read(text: str) -> str:
+    Widths.parse(text)
+    return text
+
+
 class UpSettings(GatewaySettings, WorkerOptions, PlannerOptions):
     """`baton up`: everything in one command; what it doesn't use itself goes to the services."""
 
@@ -32,20 +61,30 @@ class UpSettings(GatewaySettings, WorkerOptions, PlannerOptions):
         description="cpu; cuda: a GPU for each worker, in order; cuda:N,cuda:M,…: dealt out in turn; or a fake device",
     )
 
+    tensor_parallel_size: Annotated[str, BeforeValidator(str), AfterValidator(_is_read)] = Field(
+        "1",
+        description="ranks, a process each, that share a worker's model and its KV: heads, intermediate sizes, experts and "
+        "vocabulary; with --device cuda each has a GPU; prefill=2,decode=1: by role, 1 for one that isn't named",
+    )
     nats_url: str = Field("", description="NATS server, with JetStream; empty: one is started")
     redis_url: str = Field("", description="Redis 7.0+ or Valkey server; empty: one is started")
     prefill: Annotated[int, Field(ge=-1, le=64), AUTO_BELOW_0] = Field(
         -1,
-        description="number of prefill workers; auto: 1, but none for a model of yours on a CPU, where the decode worker "
-        "prefills, too: the weights are in memory once",
+        description="number of prefill workers of each model; auto: 1, but none for a model of yours on a CPU, where the "
+        "decode worker prefills, too: the weights are in memory once",
     )
-    decode: Annotated[int, Field(ge=1, le=64)] = Field(1, description="number of decode workers")
+    decode: Annotated[int, Field(ge=1, le=64)] = Field(1, description="number of decode workers of each model")
     gateways: Annotated[int, Field(ge=1, le=16)] = Field(
         1,
         description="number of gateways, which share --port; each also has a port of its own, from --own-port on, by default "
         "from the one after --port",
     )
     planner: bool = Field(False, description="start a planner as well, which moves workers between the roles")
+    max_loaded: Annotated[int, Field(ge=0), AUTO] = Field(
+        0,
+        description="with --keep-alive: models loaded at once at most; another one that is asked for takes the place of the one "
+        "that is idle longest; auto: all",
+    )
     data_dir: Path = Field(Path(".baton"), description="where logs and server data go")
 
     def shared_out(self) -> UpSettings:
@@ -67,12 +106,15 @@ class UpSettings(GatewaySettings, WorkerOptions, PlannerOptions):
         for flag, public in (("--ollama-port", self.ollama_port), ("--grpc-port", self.grpc_port)):
             if own_port and own_port <= public < own_port + self.gateways:
                 raise ConfigError(f"{flag} {public}: is among the gateways' own ports: choose another one")
-        prefill = self.prefill if self.prefill >= 0 else int(not on_cpu or self.model.resolve() == DEMO)
-        shared = max(1, physical_cores() // (prefill + self.decode)) if on_cpu else 0
-        threads = self.threads or shared
-        host = HostMB.parse(self.kv_host_mb).shared_out(prefill + self.decode)
-        mine = {"prefill": prefill, "threads": threads, "kv_host_mb": host, "port": port, "own_port": own_port}
-        return self.model_copy(update=mine | {"orders_key": self.orders_key or self._own_key()})
+        is_demo = all(folder.resolve() == DEMO for folder in self.folders.values())
+        prefill = self.prefill if self.prefill >= 0 else int(not on_cpu or is_demo)
+        known = self.model_copy(update={"prefill": prefill})
+        threads = self.threads or (
+            max(1, physical_cores() // (sum(known.widths) * self.pipeline_parallel_size)) if on_cpu else 0
+        )
+        host = HostMB.parse(self.kv_host_mb).shared_out(known.workers)
+        mine = {"threads": threads, "kv_host_mb": host, "port": port, "own_port": own_port}
+        return known.model_copy(update=mine | {"orders_key": self.orders_key or self._own_key()})
 
     def _own_key(self) -> str:
         """A random 256-bit admin key, if none was given and only this machine can connect; else ""."""
@@ -84,10 +126,38 @@ class UpSettings(GatewaySettings, WorkerOptions, PlannerOptions):
         """The gateways' own ports; none if there is a single gateway."""
         return tuple(range(self.own_port, self.own_port + self.gateways)) if self.own_port else ()
 
+    @property
+    def generating(self) -> dict[str, Path]:
+        """The models that generate text."""
+        return {name: folder for name, folder in self.folders.items() if not is_pooled(folder)}
 
-def devices_of(devices: str, count: int) -> list[str]:
-    """Each worker's device: `cuda` is a GPU for each, a list is dealt out in turn."""
+    @property
+    def pooling(self) -> dict[str, Path]:
+        """The models of vectors and scores, each with as many workers as others have for decoding."""
+        return {name: folder for name, folder in self.folders.items() if is_pooled(folder)}
+
+    @property
+    def workers(self) -> int:
+        """The number of workers of all models. Needs known numbers: see `shared_out`."""
+        return len(self.widths)
+
+    @property
+    def widths(self) -> list[int]:
+        """The ranks of each worker, those of prefill workers first. Needs known numbers: see `shared_out`."""
+        width, models = Widths.parse(self.tensor_parallel_size), len(self.generating)
+        found = [width.prefill] * (self.prefill * models) + [width.decode] * (self.decode * models)
+        return found + [1] * (self.decode * len(self.pooling))
+
+
+def devices_of(devices: str, widths: Sequence[int]) -> list[str]:
+    """Each worker's device, of several ranks the first one's: `cuda` is a GPU for each rank, a list is dealt out in turn."""
     if devices == "cuda":
-        return [f"cuda:{index}" for index in range(count)]
+        return [f"cuda:{index}" for index in accumulate(widths[:-1], initial=0)] if widths else []
     named = devices.split(",")
-    return [named[index % len(named)] for index in range(count)]
+    return [named[index % len(named)] for index in range(len(widths))]
+
+
+def gpus_of(devices: str, widths: Sequence[int]) -> list[str]:
+    """The GPUs of all ranks: those of a worker are neighbours."""
+    first = [int(device.partition(":")[2] or 0) for device in devices_of(devices, widths)]
+    return [f"cuda:{index + rank}" for index, width in zip(first, widths, strict=True) for rank in range(width)]

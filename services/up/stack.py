@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -14,15 +15,18 @@ from types import TracebackType
 from common.errors import UnavailableError
 from common.settings import PREFIX, ConfigError
 from services.gateway.settings import GatewaySettings
+from services.host.child import Child, describe_exit, last_lines, why_ended
+from services.host.needs import bytes_of, can_sleep
+from services.host.nursery import Nursery
+from services.host.plan import HostedWorker, HostPlan, write_plan
 from services.planner.settings import PlannerSettings
 from services.runtime.loading import as_environment
 from services.runtime.names import TAG, made_up, made_up_tag
 from services.runtime.permissions import WORKERS, Member, Role
 from services.runtime.servers import Server, held_port
+from services.runtime.settings import HostOptions
 from services.up.announcement import announce, forget, welcome
 from services.up.checks import in_use
-from services.up.child import Child, describe_exit, last_lines, why_ended
-from services.up.nursery import Nursery
 from services.up.readiness import models_of, reason_not_ready
 from services.up.servers import Reach, start_servers
 from services.up.settings import UpSettings, devices_of
@@ -36,6 +40,7 @@ RESTART_WINDOW_S = 60.0
 FIRST_PAUSE_S = 0.5  # before the second restart, then doubled
 LONGEST_PAUSE_S = 5.0
 LAST_LINES = 5
+HOST_PLAN = "host.json"
 STOP_MARGIN_S = 10.0  # added to the drain time before a process is killed
 
 
@@ -174,35 +179,67 @@ class Stack:
         options = {
             "gateway": (as_environment(settings, GatewaySettings), "GATEWAY_ID"),
             "planner": (as_environment(settings, PlannerSettings), "PLANNER_ID"),
+            "host": (as_environment(settings, HostOptions), "HOST_ID"),
         }
-        worker = as_environment(settings, WorkerOptions), "WORKER_ID"
+        of_workers = as_environment(settings, WorkerOptions), "WORKER_ID"
         own_ports = iter(settings.own_ports)
-        num_workers = sum(member.role in WORKERS for member in members.values())
-        devices = iter(devices_of(settings.device, num_workers))
-        events = iter(of_ranks(settings.kv_events_config, num_workers))
+        devices = iter(devices_of(settings.device, settings.widths))
+        widths = iter(settings.widths)
+        events = iter(of_ranks(settings.kv_events_config, settings.workers))
+        models = iter(models_of_workers(settings))
         children: list[Child] = []
+        hosted: dict[str, list[HostedWorker]] = {}
         for name, member in members.items():
-            variables, own = options.get(member.role, worker)
+            variables, own = options.get(member.role, of_workers)
             variables = variables | {f"{PREFIX}{own}": member.id} | reach.variables(member.user)
-            if member.role in WORKERS:
+            if member.role in (*WORKERS, "pool"):
+                name_in_api, folder = next(models)
+                variables |= {f"{PREFIX}MODEL": str(folder), f"{PREFIX}SERVED_MODEL_NAME": name_in_api}
                 variables[f"{PREFIX}DEVICE"] = next(devices)
+                variables[f"{PREFIX}TENSOR_PARALLEL_SIZE"] = str(next(widths))
                 variables[f"{PREFIX}KV_EVENTS_CONFIG"] = next(events)
             elif member.role == "gateway":
                 variables[f"{PREFIX}OWN_PORT"] = str(next(own_ports, 0))
             log_file = self._logs / f"{name}.log"
+            if member.role == "host":
+                variables[f"{PREFIX}HOST_PLAN"] = str(self._data / HOST_PLAN)
+            elif member.role in WORKERS and settings.loads_on_demand:
+                worker = HostedWorker(
+                    name=name, id=member.id, service=member.role, variables=variables, log_file=str(log_file)
+                )
+                hosted.setdefault(variables[f"{PREFIX}SERVED_MODEL_NAME"], []).append(worker)
+                continue
             bear = self._nursery.born if self._nursery is not None and member.role in WORKERS else None
             children.append(Child(name=name, service=member.role, settings=variables, log_file=log_file, bear=bear))
+        if hosted:
+            forks = settings.processor == "cpu"
+            plan = HostPlan(
+                models=hosted,
+                max_loaded=settings.max_loaded,
+                drain_s=settings.drain_s,
+                forks=forks,
+                can_park=can_sleep(settings, ranks=1 if settings.tensor_parallel_size == "1" else 2),
+                parks_s=settings.model_sleeps_s,
+                needs_bytes={
+                    name: (settings.prefill + settings.decode) * bytes_of(settings, folder)
+                    for name, folder in settings.generating.items()
+                },
+            )
+            write_plan(plan, self._data / HOST_PLAN)
         return children
 
     async def _until_ready(self, url: str, stopping: asyncio.Event) -> None:
         """Wait until a gateway reports ready; give up when a process ends."""
         give_up_at, told = time.monotonic() + START_TIMEOUT_S, ""
+        wanted = Counter(member.role for member in members_of(self._settings, "").values())
+        if self._settings.loads_on_demand:
+            wanted["prefill"] = wanted["decode"] = 0  # none is ready before it is asked for
         while not stopping.is_set():
             for child in self._children:
                 if child.exit_code is not None:
                     end = why_ended(child.log_file) or f"see {child.log_file}"
                     raise UnavailableError(f"{child.name} ended with {describe_exit(child.exit_code)}: {end}")
-            reason = await reason_not_ready(url, prefill=self._settings.prefill, decode=self._settings.decode)
+            reason = await reason_not_ready(url, {role: wanted[role] for role in ("prefill", "decode", "pool")})
             if reason is None:
                 return
             if reason != told:
@@ -244,15 +281,31 @@ class Stack:
 
 def members_of(settings: UpSettings, tag: str) -> dict[str, Member]:
     """The services by their local names; names on the bus add host and tag."""
-    roles: dict[str, Role] = {f"prefill-{index}": "prefill" for index in range(settings.prefill)}
-    roles |= {f"decode-{index}": "decode" for index in range(settings.decode)}
+    models = len(settings.generating)
+    roles: dict[str, Role] = {f"prefill-{index}": "prefill" for index in range(settings.prefill * models)}
+    roles |= {f"decode-{index}": "decode" for index in range(settings.decode * models)}
+    roles |= {f"pool-{index}": "pool" for index in range(settings.decode * len(settings.pooling))}
     roles |= {"planner": "planner"} if settings.planner else {}
+    roles |= {"host": "host"} if settings.loads_on_demand and models else {}
     several, own = settings.gateways > 1, settings.gateway_id
     gateways = [f"gateway-{index}" for index in range(settings.gateways)] if several else ["gateway"]
     members = {name: Member(role, made_up(name, tag)) for name, role in roles.items()}
     for index, name in enumerate(gateways):
         members[name] = Member("gateway", (f"{own}-{index}" if several else own) if own else made_up(name, tag))
     return members
+
+
+def models_of_workers(settings: UpSettings) -> list[tuple[str, Path]]:
+    """Name and folder of each worker's model, in the order of `members_of`: a role's workers are dealt out in turn."""
+    return [
+        (name, folder)
+        for count, models in (
+            (settings.prefill, settings.generating),
+            (settings.decode, settings.generating),
+            (settings.decode, settings.pooling),
+        )
+        for name, folder in list(models.items()) * count
+    ]
 
 
 def tag_of(folder: Path) -> str:

@@ -24,6 +24,8 @@ class HostMB:
             raise ValueError(
                 f"a number of MiB or auto is needed, with {SHARED} behind it for one memory of all workers"
             )
+        if size.strip("0") == "" and size != text:
+            raise ValueError(f"{text} shares no memory: give its MiB, or auto, before {SHARED}, or 0, not {text!r}")
         return cls(None if size == AUTO else int(size), size != text)
 
     def resolved(self, *, num_workers: int = 1, free_bytes: int | None = None) -> int:
@@ -38,4 +40,5 @@ class HostMB:
 
     def shared_out(self, num_workers: int) -> str:
         """The setting of each worker of one `up`."""
-        return f"{self.resolved(num_workers=num_workers)}{SHARED if self.is_shared else ''}"
+        each = self.resolved(num_workers=num_workers)
+        return f"{each}{SHARED if self.is_shared and each else ''}"

@@ -13,6 +13,7 @@ from worker.events.settings import EventsSettings
 
 MOST_CHARS = 4096
 DEFAULT_ENDPOINT = "tcp://127.0.0.1:5557"  # events tell all prompts to whoever reads them
+EXAMPLE = '{"enable_kv_cache_events": true}'
 ADDRESS = r"^(tcp://.+:\d{1,5}|ipc://.+)$"
 Address = Annotated[str, Field(pattern=ADDRESS, max_length=512)]
 Bound = Annotated[int, Field(ge=1, le=10_000_000, strict=True)]
@@ -49,8 +50,16 @@ class KVEventsConfig(BaseModel):
             config = cls.model_validate_json(text)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            name = ".".join(map(str, first["loc"])) or "the whole"
-            raise ValueError(f"{name}: {first['msg']}; there are {', '.join(cls.model_fields)}") from None
+            name, kind = ".".join(map(str, first["loc"])), first["type"]
+            if kind in {"json_invalid", "model_type"}:
+                text = f"a JSON object is needed, such as {EXAMPLE}"
+            elif kind == "extra_forbidden":
+                text = f"{name}: unknown; there are {', '.join(cls.model_fields)}"
+            elif kind == "string_pattern_mismatch":
+                text = f"{name}: tcp://HOST:PORT or ipc://PATH is needed"
+            else:
+                text = f"{name}: {first['msg'][:1].lower()}{first['msg'][1:]}"
+            raise ValueError(text) from None
         if config.is_on and find_spec("zmq") is None:
             raise ValueError("pyzmq is not installed: pip install the extra 'events' (pyproject.toml)")
         return config if config.is_on else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, NamedTuple, cast
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
 
 from common.settings import AUTO, Form
 from kvtransfer.transports import TRANSPORTS, TransportName, automatic
@@ -20,11 +20,20 @@ Device = Annotated[
 ]
 
 
+def _a_size(text: str) -> str:
+    HostMB.parse(text)
+    return text
+
+
+MOST_RANKS = 64
+Ranks = Annotated[int, Field(ge=1, le=MOST_RANKS)]
+HostSize = Annotated[str, BeforeValidator(str), AfterValidator(_a_size)]
 LISTENING = "|".join(name for name, kind in TRANSPORTS.items() if kind.listens_at)
+NO_PULL = ",no-pull"
 TransportAt = Annotated[
     str,
-    Field(pattern=rf"^(auto|{'|'.join(TRANSPORTS)}|({LISTENING}):\S+)$"),
-    Form(f"auto, {', '.join(TRANSPORTS)} or ucx:HOST"),
+    Field(pattern=rf"^(auto|{'|'.join(TRANSPORTS)}|({LISTENING}):[^\s,]+)({NO_PULL})?$"),
+    Form(f"auto, {', '.join(TRANSPORTS)} or ucx:HOST, which {NO_PULL} may follow,"),
 ]
 
 
@@ -41,7 +50,8 @@ class WorkerOptions(ModelSettings):
     transport: TransportAt = Field(
         "auto",
         description="how KV moves: shm (CPU) and cuda_ipc (GPU, NVLink) within a host, ucx also between hosts, as ucx:HOST at "
-        "the address of this machine that peers reach (127.0.0.1), local not at all; auto: shm or cuda_ipc",
+        "the address of this machine that peers reach (127.0.0.1), local not at all; auto: shm or cuda_ipc; with ,no-pull "
+        "behind it workers compute what peers have cached, instead of asking them for it",
     )
     device: Device = Field(
         "cpu",
@@ -53,12 +63,22 @@ class WorkerOptions(ModelSettings):
         description="weights and KV; auto: the checkpoint's, on a CPU float32 unless both it and the checkpoint have bfloat16",
     )
     kv_cache_dtype: Literal[
-        "auto", "bfloat16", "fp8", "fp8_e4m3", "int8", "int8_per_token_head", "int4", "int4_per_token_head"
+        "auto",
+        "bfloat16",
+        "fp8",
+        "fp8_e4m3",
+        "int8",
+        "int8_per_token_head",
+        "int4",
+        "int4_per_token_head",
+        "float16",
+        "float32",
     ] = Field(
         "auto",
         description="what keys and values are kept as: fp8 (e4m3) and int8 (a scale for each head and token) halve 16 bits, "
         "int4 (a scale and a zero point) makes a quarter of them; "
-        "auto: fp8 if the checkpoint has scales for it, else as --dtype says",
+        "float16 and float32 are for models that compute in float32 on a CPU; "
+        "auto: fp8 if the checkpoint has scales for it, float16 for a GGUF file in its own bits on a CPU, else as --dtype says",
     )
     kv_cache_dtype_skip_layers: Literal["", "sliding_window"] = Field(
         "", description="layers whose keys and values stay as --dtype says: sliding_window, those with a window"
@@ -84,13 +104,13 @@ class WorkerOptions(ModelSettings):
     )
     kv_memory_mb: Annotated[int, Field(ge=0), AUTO] = Field(
         0,
-        description="memory of the KV pool, MiB; auto: 256 on the CPU, for one whole context up to 1024 where a quarter of the "
-        "free memory is as much; on a GPU what weights and working memory leave",
+        description="memory of the KV pool, of each rank, MiB; auto: 256 on the CPU, for one whole context up to 1024 where "
+        "a quarter of the free memory is as much; on a GPU what weights and working memory leave",
     )
-    kv_host_mb: Annotated[str, BeforeValidator(str)] = Field(
+    kv_host_mb: HostSize = Field(
         "0",
-        description="host memory for blocks that the KV pool evicts, MiB, from which prompts get them back; 0: none; auto: half "
-        "of what is free at the start, which `up` shares out among its workers; twice the pool and more is worth it; MB:shared "
+        description="host memory for blocks that the KV pool evicts, MiB, from which prompts get them back, a worker's for "
+        "all its ranks; 0: none; auto: half of what is free at the start, shared out by `up`; take twice the pool; MB:shared "
         "or auto:shared: one memory for all workers of this host that serve the model, which find each other's blocks",
     )
     kv_disk: str = Field(
@@ -106,6 +126,15 @@ class WorkerOptions(ModelSettings):
     )
     block_size: Annotated[Literal[0, 8, 16, 32, 64, 128, 256, 512, 1024], AUTO] = Field(
         0, description="token positions in a block; auto: 16, up to 1024 for a model that keeps states"
+    )
+    enable_expert_parallel: bool = Field(
+        True,
+        description="each rank has some experts, whole; off: a part of every expert, of which there may be any number",
+    )
+    pipeline_parallel_size: Ranks = Field(
+        1,
+        description="stages, a process each, of a range of the model's layers and their KV, on CPUs: passes go through them one "
+        "behind another; not beside more than one rank",
     )
     max_model_len: Annotated[int, Field(ge=0), AUTO] = Field(
         0, description="longest sequence; auto: the model's, up to 1048576"
@@ -131,7 +160,9 @@ class WorkerOptions(ModelSettings):
         description="a longer step hangs: the worker ends, its requests go elsewhere; auto: 60 on a GPU, 120 on the CPU",
     )
     threads: Annotated[int, Field(ge=0, le=1024), AUTO] = Field(
-        0, description="CPU threads of a step; auto: the physical cores, which `up` shares out among its workers"
+        0,
+        description="CPU threads of a step, of each rank; auto: the physical cores, shared out among ranks, and by `up` among "
+        "its workers",
     )
 
     @field_validator("speculative_config")
@@ -140,17 +171,11 @@ class WorkerOptions(ModelSettings):
         SpeculativeConfig.parse(text)
         return text
 
-    @field_validator("kv_host_mb")
-    @classmethod
-    def _is_a_size(cls, text: str) -> str:
-        HostMB.parse(text)
-        return text
-
     @field_validator("kv_disk")
     @classmethod
     def _is_below_the_host(cls, text: str, info: ValidationInfo) -> str:
         if DiskSettings.parse(text) is not None and HostMB.parse(info.data.get("kv_host_mb", "auto")).mb == 0:
-            raise ValueError("files lie below host memory: give --kv-host-mb, too")
+            raise ValueError("files lie below host memory: give --kv-host-mb, too, not files alone")
         return text
 
     @field_validator("kv_events_config")
@@ -173,10 +198,15 @@ class WorkerOptions(ModelSettings):
     @property
     def kv_transport(self) -> TransportName:
         """The transport's name, `auto` resolved."""
-        name = self.transport.partition(":")[0]
+        name = self.transport.removesuffix(NO_PULL).partition(":")[0]
         return automatic(self.processor) if name == "auto" else cast(TransportName, name)
 
     @property
     def transport_host(self) -> str:
         """The address at which peers reach the transport."""
-        return self.transport.partition(":")[2] or "127.0.0.1"
+        return self.transport.removesuffix(NO_PULL).partition(":")[2] or "127.0.0.1"
+
+    @property
+    def pulls(self) -> bool:
+        """True if workers ask each other for cached blocks."""
+        return not self.transport.endswith(NO_PULL)

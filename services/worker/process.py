@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -28,31 +29,38 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.fake.engine import FAKE_VOCAB, FakeCosts, FakeEngine
 from engine.foreign import is_foreign
+from engine.parallel.ranks import ONE_RANK, Ranks
 from engine.processor import BOUND, settle
-from kvtransfer.transport import Transport, open_transport
+from kvtransfer.transport import Transport
 from kvtransfer.transports import reaches_others
 from modelfiles.files import CONFIG, TOKENIZER, is_model, num_tokens, read_file, read_json
+from modelfiles.pooling import is_pooled
 from prefill.role import PrefillRole
+from services.rank.cores import physical_cores
+from services.rank.gpu import see_gpus
+from services.runtime.checks.fit import check_needs
 from services.runtime.loading import fail, load_settings
 from services.runtime.log import start_logging
 from services.runtime.memory import keep_what_is_loaded
+from services.runtime.models.kept import serve
+from services.runtime.models.named import brought
 from services.runtime.names import ANSWER_S, Name, held, made_up, new_incarnation
 from services.runtime.settings import no_model
-from services.runtime.signals import ending_in_time, until_signalled
+from services.runtime.signals import ending_in_time, parked_by_signals, until_signalled
 from services.runtime.tracer import open_tracer
-from services.worker.gpu import see_one_gpu
 from services.worker.host_share import HostMB
 from services.worker.kv_events import KVEventsConfig
+from services.worker.ranks import check_ranks, led
 from services.worker.settings import WorkerServiceSettings
 from services.worker.speculative import SpeculativeConfig
-from worker.context import Messenger, Transfers
 from worker.device.step_policy import StepTargets, TargetRatios
-from worker.identity import Identity
+from worker.identity import Identity, Messenger
 from worker.probe_file import forget
 from worker.settings import ServedModel, WorkerSettings
 from worker.tier.building import host_store
 from worker.tier.disk import Disk
 from worker.tier.host_store import HostStore
+from worker.tier.ranks.asking import Asking
 from worker.tier.settings import DiskSettings, HostSettings
 from worker.worker import Worker, WorkerEngine
 
@@ -69,6 +77,7 @@ async def run(settings: WorkerServiceSettings, roles: Sequence[str], lender: Eng
         raise ConfigError(
             f"--transport {settings.kv_transport}: a prefill worker has to hand its KV over; use another one"
         )
+    check_ranks(settings)
     drafts = SpeculativeConfig.parse(settings.speculative_config)
     worker_id = settings.worker_id or made_up(roles[0] if len(roles) == 1 else "worker")
     identity = Identity(worker_id, new_incarnation())
@@ -76,10 +85,10 @@ async def run(settings: WorkerServiceSettings, roles: Sequence[str], lender: Eng
         until_signalled() as stopping,
         ending_in_time(stopping, settings.drain_s),
         connect_bus(settings.nats(), name=worker_id, owns_streams=False) as bus,
-        held(bus, _name(bus, identity)) as still_free,
+        held(bus, worker_name(bus, identity)) as still_free,
+        led(settings, worker_id) as lead,
     ):
-        transport = open_transport(settings.kv_transport, host=settings.transport_host)
-        engine = await asyncio.to_thread(build_engine, settings, transport, lender)
+        engine = await lead.loaded(partial(build_engine, settings, lead.transport, lender, lead.ranks))
         targets = StepTargets(settings.step_target_ms)
         if settings.processor != "cpu" and not settings.step_target_ms:
             targets = TargetRatios().targets(engine.pass_ms)
@@ -94,18 +103,17 @@ async def run(settings: WorkerServiceSettings, roles: Sequence[str], lender: Eng
             disk = DiskSettings.parse(settings.kv_disk)
             peers = Peers()
             await peers.start(bus)
+            transfers = await lead.opened(engine, identity.incarnation)
+            ask = Asking.of(transfers.transport)
             worker = Worker(
                 messenger=Messenger(identity=identity, bus=bus, peers=peers),
                 store=store,
                 engine=engine,
-                transfers=Transfers(
-                    transport=transport,
-                    region=await transport.open(engine.kv, engine.layout, identity.incarnation),
-                ),
+                transfers=transfers,
                 settings=WorkerSettings(
                     served=ServedModel(
                         settings.served_name,
-                        tokenizer_fingerprint=_tokenizer_fingerprint(settings),
+                        tokenizer_fingerprint=tokenizer_of(settings),
                         files_fingerprint=await asyncio.to_thread(files_fingerprint, settings.model),
                     ),
                     max_batch_tokens=max(settings.max_batch_tokens, settings.max_sequences),
@@ -114,27 +122,32 @@ async def run(settings: WorkerServiceSettings, roles: Sequence[str], lender: Eng
                     step_timeout_s=settings.step_timeout_s,
                     drain_s=settings.drain_s,
                     kv_host=await asyncio.to_thread(_host_store, settings, engine),
-                    kv_disk=None if disk is None else await asyncio.to_thread(Disk.claim, disk, engine.layout),
+                    kv_disk=None if disk is None else await asyncio.to_thread(Disk.claim, disk, engine.layout, ask),
                     kv_events=None if events is None else events.settings(worker=worker_id, model=settings.served_name),
                     ready_file=settings.ready_file,
+                    pulls=settings.pulls,
                     kv_retention=settings.kv_retention,
                     drafter="" if drafts is None else drafts.method,
                 ),
                 tracer=tracer,
             )
             worker.attach(
-                DecodeRole(worker.context, speculation=_speculation(drafts, worker, engine.draft_ms)),
+                DecodeRole(
+                    worker.context, speculation=_speculation(drafts, worker, drafts_itself=bool(engine.draft_ms))
+                ),
                 active="decode" in roles,
             )
             worker.attach(PrefillRole(worker.context), active="prefill" in roles)
             keep_what_is_loaded()
             await still_free()  # loading takes long
-            await worker.run(stopping)
+            with parked_by_signals(worker.parking.ask):
+                await worker.run(stopping)
             await peers.close()
             await asyncio.to_thread(tracer.close)
 
 
-def _name(bus: Bus, identity: Identity) -> Name:
+def worker_name(bus: Bus, identity: Identity) -> Name:
+    """The name that a worker holds on the bus."""
     subject = subjects.worker(identity.worker)
     return Name(
         id=identity.worker,
@@ -149,29 +162,40 @@ def _name(bus: Bus, identity: Identity) -> Name:
 def _host_store(settings: WorkerServiceSettings, engine: WorkerEngine) -> HostStore | None:
     host = HostMB.parse(settings.kv_host_mb)
     asked = HostSettings(host.resolved() << 20, host.is_shared)
-    return host_store(asked, engine.layout, fingerprint=engine.fingerprint)
+    return host_store(asked, engine.layout, fingerprint=engine.fingerprint, num_ranks=settings.processes)
 
 
-def _speculation(config: SpeculativeConfig | None, worker: Worker, draft_ms: Mapping[int, float]) -> Speculation:
+def _speculation(config: SpeculativeConfig | None, worker: Worker, *, drafts_itself: bool) -> Speculation:
     if config is None:
         return NO_SPECULATION
     drafter, grammars = DRAFTERS[config.method](config.lookup), worker.context.model.grammars
     grammars.looks_ahead = True
     if not config.adapts:
-        return Drafting(drafter, most=config.most, step_ms=lambda _: 1.0, sync_ms=0.0, forced=grammars.forced)
-    step_ms = worker.context.passes.budget.step_cost.rows.ms
-    return Drafting(drafter, most=config.most, step_ms=step_ms, draft_ms=draft_ms, forced=grammars.forced)
+        return Drafting(drafter, most=config.most, forced=grammars.forced)
+    cost = worker.context.passes.budget.step_cost
+    return Drafting(
+        drafter,
+        most=config.most,
+        step_ms=cost.rows.ms,
+        wait_ms=cost.waits.ms,
+        is_paid=drafts_itself,
+        forced=grammars.forced,
+    )
 
 
 def see_only(settings: WorkerServiceSettings) -> WorkerServiceSettings:
-    """Show this process a single GPU as `cuda:0`, so that no kernel runs on another by mistake."""
-    if not settings.device.startswith("cuda:"):
+    """Show this process a single GPU as `cuda:0`, so that no kernel runs on another by mistake; a leader, its ranks' GPUs."""
+    ranks = settings.tensor_parallel_size
+    if not settings.device.startswith("cuda:") and (ranks == 1 or settings.device != "cuda"):
         return settings
-    see_one_gpu(int(settings.device.removeprefix("cuda:")), count=torch.cuda.device_count())
+    first = int(settings.device.removeprefix("cuda").removeprefix(":") or 0)
+    see_gpus(first, ranks, count=torch.cuda.device_count())
     return settings.model_copy(update={"device": "cuda:0"})
 
 
-def build_engine(settings: WorkerServiceSettings, transport: Transport, lender: Engine | None = None) -> WorkerEngine:
+def build_engine(
+    settings: WorkerServiceSettings, transport: Transport, lender: Engine | None = None, ranks: Ranks = ONE_RANK
+) -> WorkerEngine:
     """Load the model (or the fake device) with its pool in the transport's memory. Raises ConfigError."""
     device = torch.device(settings.processor)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
@@ -187,9 +211,27 @@ def build_engine(settings: WorkerServiceSettings, transport: Transport, lender: 
         )
     if not is_model(settings.model):
         raise ConfigError(no_model(settings.model))
+    if is_pooled(settings.model):
+        raise ConfigError(
+            f"--model {settings.model}: it makes vectors or scores, and generates nothing: use `baton pool`"
+        )
     if lender is not None and lender.config != _lending(config):
         lender = None
-    return Engine(config, allocate=transport.allocate, lender=lender)
+    if device.type == "cuda":
+        _check_fit(config)
+    if ranks.leads:  # which may have fewer processors by now
+        config = replace(config, num_threads=min(config.num_threads, physical_cores()))
+    return Engine(config, allocate=transport.allocate, lender=lender, ranks=ranks)
+
+
+def _check_fit(config: EngineConfig) -> None:
+    """Log what a GPU needs for the model, before its weights are read. Raises ConfigError if they don't fit."""
+    free, _ = torch.cuda.mem_get_info(config.device)
+    if (fit := check_needs(config, free)) is None:
+        return
+    if fit.level == "fail":
+        raise ConfigError(f"--model {config.model}: {fit.said}")
+    log.info("model.fit", extra={"level": fit.level, "said": fit.said})
 
 
 def build_lender(service: str, variables: Mapping[str, str]) -> Engine | None:
@@ -197,7 +239,7 @@ def build_lender(service: str, variables: Mapping[str, str]) -> Engine | None:
     try:
         settings = load_settings(WorkerServiceSettings, command=service, arguments=[], environment=variables).sized()
         config = settings.engine()
-        return None if settings.fake or is_foreign(config) else Engine(_lending(config))
+        return None if settings.fake or is_foreign(config) or settings.processes > 1 else Engine(_lending(config))
     except FAILURES:
         return None
 
@@ -212,7 +254,8 @@ def _vocab_size(model: Path) -> int:
     return int(read_json(model, CONFIG).get("vocab_size") or num_tokens(model) or FAKE_VOCAB)
 
 
-def _tokenizer_fingerprint(settings: WorkerServiceSettings) -> str:
+def tokenizer_of(settings: WorkerServiceSettings) -> str:
+    """Fingerprint of the model's tokenizer; "" without one."""
     raw = read_file(settings.model, TOKENIZER)
     return tokenizer_fingerprint(raw) if raw is not None else ""
 
@@ -223,6 +266,10 @@ def main(service: str, lender: Engine | None = None) -> int:
         settings = load_settings(WorkerServiceSettings, command=service, arguments=sys.argv[1:])
         start_logging(service=settings.worker_id or service, level=settings.log_level, form=settings.log_format)
         forget(settings.ready_file)
+        settings = settings.model_copy(
+            update={"model": brought(settings.model, log.info, text_alone=bool(settings.fake))}
+        )
+        serve(settings.model)
         if settings.processor == "cpu" and (bound := settle()):
             log.info("processor.bound", extra={"variable": BOUND, "instructions": bound})
         asyncio.run(run(settings, ROLES[service], lender))

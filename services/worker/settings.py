@@ -6,8 +6,8 @@ from pydantic import Field
 
 from common.settings import Id
 from engine.config import CacheConfig, DraftConfig, EngineConfig
-from services.worker.cores import physical_cores
-from services.worker.options import WorkerOptions
+from services.rank.cores import physical_cores
+from services.worker.options import Ranks, WorkerOptions
 from services.worker.speculative import SpeculativeConfig
 
 
@@ -15,6 +15,11 @@ class WorkerServiceSettings(WorkerOptions):
     """A worker: `baton prefill`, `baton decode` or, with both roles, `baton worker`."""
 
     worker_id: Id = Field("", description="name on the bus; empty: made up")
+    tensor_parallel_size: Ranks = Field(
+        1,
+        description="ranks, a process each, that share a worker's model and its KV: heads, intermediate sizes, experts and "
+        "vocabulary; with --device cuda each has a GPU",
+    )
     ready_file: str = Field("", description="file that is there while the worker takes work, for probes; empty: none")
 
     def sized(self) -> WorkerServiceSettings:
@@ -24,6 +29,7 @@ class WorkerServiceSettings(WorkerOptions):
             update={
                 "max_batch_tokens": self.max_batch_tokens or (512 if on_cpu else 8192),
                 "max_sequences": self.max_sequences or (64 if on_cpu else 256),
+                "threads": self.threads or (self._cores_of_a_rank() if on_cpu else 1),
                 "step_timeout_s": self.step_timeout_s or (120.0 if on_cpu else 60.0),
             }
         )
@@ -38,9 +44,11 @@ class WorkerServiceSettings(WorkerOptions):
             max_model_len=self.max_model_len or None,
             max_batch_tokens=self.max_batch_tokens,
             max_sequences=self.max_sequences,
-            num_threads=self.threads or (physical_cores() if self.processor == "cpu" else 1),
+            num_threads=self.threads or (self._cores_of_a_rank() if self.processor == "cpu" else 1),
             model_impl=self.model_impl,
             quantization=self.quantization,
+            tensor_parallel_size=self.tensor_parallel_size,
+            enable_expert_parallel=self.enable_expert_parallel,
             cache=CacheConfig(
                 kv_cache_dtype=self.kv_cache_dtype,
                 kv_cache_dtype_skip_layers=self.kv_cache_dtype_skip_layers,
@@ -49,6 +57,14 @@ class WorkerServiceSettings(WorkerOptions):
                 block_size=self.block_size or None,
             ),
         )
+
+    @property
+    def processes(self) -> int:
+        """Ranks or stages of this worker; not both are more than one, see `check_ranks`."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    def _cores_of_a_rank(self) -> int:
+        return max(1, physical_cores() // self.processes)
 
     def _draft(self) -> DraftConfig | None:
         """The drafts that the engine verifies; None without any."""

@@ -23,16 +23,16 @@ V1_LIMIT, V2_LIMIT = "sys/fs/cgroup/memory/memory.limit_in_bytes", "sys/fs/cgrou
 
 
 def check_fit(
-    model: Path, *, gpus: Sequence[Gpu] | None = None, dtype: str = "auto", quantization: str = "auto"
+    model: Path, *, gpus: Sequence[Gpu] | None = None, dtype: str = "auto", quantization: str = "auto", ranks: int = 1
 ) -> Finding:
-    """Check that the weights fit into this machine's memory, or its smallest GPU's. `gpus`: None on a CPU."""
+    """Check that the weights fit into this machine's memory, or its smallest GPU's for each rank. `gpus`: None on a CPU."""
     weights = weights_of(model)
     if gpus is None:
         available, what = available_bytes(), "memory that is free"
     else:
         total = min((gpu.total_bytes for gpu in gpus), default=None)
-        available = None if total is None else int(GPU_SHARE * total)
-        what = "a GPU's memory that a pass and a small pool leave"
+        available = None if total is None else int(GPU_SHARE * total) * ranks
+        what = f"{'a GPU' if ranks == 1 else f'{ranks} GPUs'}'s memory that a pass and a small pool leave"
     needed = bytes_in_memory(
         weights, on_cpu=gpus is None, dtype=dtype, quantization=quantization, has_bfloat16=has_bfloat16()
     )

@@ -9,9 +9,18 @@ from typing import Any
 
 import msgspec
 
-from modelfiles.files import CONFIG, GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG, is_model, read_file
+from modelfiles.files import (
+    CONFIG,
+    GENERATION_CONFIG,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    is_model,
+    other_tokenizer,
+    read_file,
+)
 from modelfiles.gguf import GgufError, is_gguf, read_header
-from modelfiles.served import named_in, of_transformers, refusal
+from modelfiles.pooling import MODULES, PoolingError, is_pooled, read_pooling
+from modelfiles.served import named_in, of_transformers, pooled_names, refusal
 from services.runtime.checks.finding import Finding
 from services.runtime.checks.weights import Weights, weights_of
 from services.runtime.settings import no_model
@@ -32,7 +41,7 @@ def check_model(model: Path, *, impl: str = "auto") -> Iterator[Finding]:
         text, _, remedy = no_model(model).partition("; ")
         yield Finding("model", "fail", text, remedy)
         return
-    yield _config(model, impl)
+    yield _pooled(model) if is_pooled(model) else _config(model, impl)
     yield from check_tokenizer(model)
     weights = weights_of(model)
     for problem in weights.problems:
@@ -43,13 +52,25 @@ def check_model(model: Path, *, impl: str = "auto") -> Iterator[Finding]:
 
 def check_tokenizer(folder: Path) -> Iterator[Finding]:
     """Check the tokenizer's files: the first is required, none may be broken."""
-    if not (folder / TOKENIZER).is_file():
+    if other := other_tokenizer(folder):
+        yield _other(folder, other)
+    elif not (folder / TOKENIZER).is_file():
         yield Finding("model", "fail", f"no {TOKENIZER} in {folder}", f"download it; {WITHOUT_IT}")
     there = [file for name in (TOKENIZER, TOKENIZER_CONFIG, GENERATION_CONFIG) if (file := folder / name).is_file()]
     problems = [problem for file in there if (problem := _not_an_object(file))]
     yield from (Finding("model", "fail", problem, AGAIN) for problem in problems)
     if not problems and there[:1] == [folder / TOKENIZER]:
         yield Finding("model", "ok", ", ".join(file.name for file in there))
+
+
+def _other(folder: Path, name: str) -> Finding:
+    """Convert another tokenizer's file, as gateway and workers will."""
+    try:
+        read_file(folder, TOKENIZER)
+    except (ValueError, OSError, RecursionError) as error:
+        text, _, remedy = str(error).rpartition(": ")
+        return Finding("model", "fail", text or remedy, remedy if text else AGAIN)
+    return Finding("model", "ok", f"{name}, as {TOKENIZER}")
 
 
 def described(weights: Weights) -> str:
@@ -105,6 +126,21 @@ def _config(folder: Path, impl: str) -> Finding:
     if by_others:
         return Finding("model", "ok", f"{', '.join(named)} is computed by the installed transformers, slowly")
     return Finding("model", "fail", f"{file}: {text}", remedy) if text else Finding("model", "ok", ", ".join(named))
+
+
+def _pooled(folder: Path) -> Finding:
+    """Check the class, and what is beside the weights of a model of vectors or scores."""
+    named = named_in(json.loads((folder / CONFIG).read_bytes()))
+    if not pooled_names(beside_modules=(folder / MODULES).is_file()) & {*named}:
+        text = f"{folder / CONFIG}: {', '.join(named) or 'no class'} is not served for vectors or scores"
+        return Finding("model", "fail", text, "docs/embeddings.md lists the classes")
+    try:
+        pooling = read_pooling(folder)
+    except (PoolingError, OSError) as error:
+        text, _, remedy = str(error).rpartition(": ")
+        return Finding("model", "fail", text or remedy, remedy if text else AGAIN)
+    makes = f"scores of {len(pooling.labels)} labels" if pooling.labels else f"vectors of {pooling.size}"
+    return Finding("model", "ok", f"{', '.join(named)} is served: {makes}")
 
 
 def _not_an_object(file: Path) -> str:

@@ -47,7 +47,7 @@ def test_every_command_is_in_the_help_and_in_the_completion() -> None:
 
 def test_commands_change_the_next_request() -> None:
     talk = a_talk()
-    for line in ("/system Be brief.", "/set temperature 0", "/set seed 7", "/think off", "/model n"):
+    for line in ("/set system Be brief.", "/set temperature 0", "/set seed 7", "/think off", "/model n"):
         run(line, talk)
     run(f"/tools {DEMO_TOOLS}", talk)
     talk.messages.append({"role": "user", "content": "hi"})
@@ -273,6 +273,8 @@ def test_what_set_takes_is_an_option_of_the_command_too() -> None:
     assert options() == {"temperature": 0.7}
     assert options("--set", "max_tokens=6,seed=1", "--set", "temperature=default") == {"max_tokens": 6, "seed": 1}
     assert talk_with("--set", "think=on").think is True
+    both = talk_with("--set", "system=Be brief, and kind.", "--set", "seed=1")
+    assert (both.system, both.options["seed"]) == ("Be brief, and kind.", 1)
     for wrong in ("max_tokens", "warmth=1", "seed=a", "think=maybe"):
         with pytest.raises(ConfigError, match=wrong.partition("=")[0]):
             options("--set", wrong)

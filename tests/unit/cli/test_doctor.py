@@ -30,10 +30,12 @@ from services.runtime.checks.finding import Finding
 from services.runtime.checks.model import check_model
 from services.runtime.permissions import Member, make_users
 from services.runtime.servers import find_nats_server, run_nats, run_redis, stop
+from services.worker.host_share import HostMB
 from tests.fakes.workers import a_worker
 from tests.gguf_files import write_gguf
 from tests.models import build_tiny_model
 from tests.ports import own_port
+from tests.unit.engine.families.catalogue import CASES
 
 NOWHERE = "127.0.0.1:1"
 OURS = a_worker("d0", "decode").region
@@ -206,6 +208,47 @@ def test_a_folder_that_is_asked_about_alone_needs_no_servers(tmp_path: Path) -> 
     assert failed == f"{config}: FooForCausalLM is not served (docs/models.md)"
 
 
+@pytest.mark.parametrize(
+    ("ranks", "device", "level", "said"),
+    [
+        (2, "cpu", "ok", "--tensor-parallel-size 2: a rank has 2 of 4 attention heads and 1 of 2 key and value heads"),
+        (4, "cpu", "ok", "1 of 2 key and value heads, which 2 ranks each keep"),
+        (3, "cpu", "fail", "--tensor-parallel-size 3: ranks can't share 4 attention heads"),
+        (2, "cuda", "ok", "--tensor-parallel-size 2: a rank has 2 of 4 attention heads and 1 of 2 key and value heads"),
+    ],
+)
+def test_what_each_rank_would_have(ranks: int, device: str, level: str, said: str, tmp_path: Path) -> None:
+    *_, found = check_fields(build_tiny_model(tmp_path / "tiny", "llama"), device, ranks)
+    assert (found.level, said in found.text) == (level, True)
+
+
+@pytest.mark.parametrize(
+    ("stages", "level", "said"),
+    [
+        (2, "ok", "--pipeline-parallel-size 2: stages have the layers 0 to 0, 1 to 1"),
+        (3, "fail", "--pipeline-parallel-size 3: a stage of 0 of 2 layers keeps no keys and values"),
+    ],
+)
+def test_which_layers_each_stage_would_have(stages: int, level: str, said: str, tmp_path: Path) -> None:
+    *_, found = check_fields(build_tiny_model(tmp_path / "tiny", "llama"), stages=stages)
+    assert (found.level, found.text) == (level, said)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "whole_experts", "level", "said"),
+    [
+        (2, 1, "fail", "--tensor-parallel-size 2: ranks can't share 5 experts"),
+        (2, 0, "ok", "of each expert"),
+    ],
+)
+def test_what_of_the_experts_each_rank_would_have(
+    ranks: int, whole_experts: int, level: str, said: str, tmp_path: Path
+) -> None:
+    mixtral = next(case for case in CASES if case.name == "mixtral")
+    *_, found = check_fields(mixtral.build(tmp_path), "cpu", ranks, whole_experts=whole_experts)
+    assert (found.level, said in found.text) == (level, True)
+
+
 def test_gguf_files(tmp_path: Path) -> None:
     folder = build_tiny_model(tmp_path / "tiny", "llama")
     file = write_gguf(folder, tmp_path / "model.gguf")
@@ -231,6 +274,17 @@ def test_packages_are_compared_with_the_constraints(tmp_path: Path) -> None:
 def test_links(way: str, level: str) -> None:
     table = f"\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \t{way}\t0-15\nGPU1\t{way}\t X \t0-15\n\nLegend:\n"
     assert links(table, 2).level == level
+
+
+@pytest.mark.parametrize(
+    ("asked", "level"), [("0", "ok"), ("4000", "ok"), ("900:shared", "ok"), ("1100:shared", "fail")], ids=str
+)
+def test_shared_host_memory_is_compared_with_the_place_for_it(
+    asked: str, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda folder: (1000 << 20, 0, 1000 << 20))
+    found = {finding.check: finding.level for finding in machine.limits(HostMB.parse(asked))}
+    assert found["shm"] == level
 
 
 def test_secrets_are_not_shown() -> None:

@@ -36,6 +36,17 @@ def test_the_commands_are_listed_before_anything_is_installed(arguments: list[st
     assert [name for name in COMMANDS if f"\n  {name} " not in done.stdout] == []
 
 
+@pytest.mark.parametrize("given", [{}, {"OMP_WAIT_POLICY": "active"}, {"GOMP_SPINCOUNT": "9"}])
+def test_commands_tell_openmp_s_threads_to_sleep_unless_told_otherwise(
+    given: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = dict[str, str]()
+    monkeypatch.setattr("os.environ", environment := dict(given))
+    monkeypatch.setattr("runpy.run_module", lambda *_, **__: found.update(environment))
+    assert main(["top"]) == 0
+    assert found == (given or {"GOMP_SPINCOUNT": "2000"})
+
+
 def test_what_is_missing_is_named_with_the_remedy() -> None:
     done = bare("up")
     assert done.returncode == 2

@@ -108,6 +108,13 @@ def test_tiers_are_shown_where_a_worker_has_them() -> None:
         assert row["host"] is row["disk_hits"] is None
 
 
+def test_the_ranks_of_a_worker_also_of_a_gateway_that_does_not_tell_them() -> None:
+    state = a_state("a", "b", ranks=2)
+    state.section("fleet")["workers"][1].pop("ranks")
+    assert [row["ranks"] for row in worker_rows(state)] == [2, 1]
+    assert "RANKS" in "".join(texts(state, Chosen(), columns=300))
+
+
 def test_the_drafts_of_a_worker() -> None:
     drafting = {"drafts": 10, "drafted_tokens": 40, "accepted_tokens": 25}
     rows = worker_rows(a_state("a", **drafting)) + worker_rows(a_state("a"))

@@ -10,8 +10,10 @@ import pytest
 
 from cli.requirements import requirements
 from common.settings import ROOT
-from services.up.child import describe_exit, last_lines, python_path, why_ended
-from services.up.stack import LONGEST_PAUSE_S, devices_of, restart_pause_s
+from services.host.child import describe_exit, last_lines, why_ended
+from services.runtime.commands import python_path
+from services.up.settings import devices_of, gpus_of
+from services.up.stack import LONGEST_PAUSE_S, restart_pause_s
 
 
 @pytest.mark.parametrize(
@@ -72,13 +74,19 @@ def test_requirements_are_those_of_the_project_and_of_the_extras_asked_for() -> 
 
 
 @pytest.mark.parametrize(
-    ("devices", "count", "dealt"),
+    ("devices", "widths", "dealt", "used"),
     [
-        ("cpu", 3, ["cpu"] * 3),
-        ("cuda", 3, ["cuda:0", "cuda:1", "cuda:2"]),
-        ("cuda:2,cuda:5", 2, ["cuda:2", "cuda:5"]),
-        ("cuda:2,cuda:5", 3, ["cuda:2", "cuda:5", "cuda:2"]),
+        ("cpu", [1, 1, 2], ["cpu"] * 3, None),
+        ("cuda", [1, 1, 1], ["cuda:0", "cuda:1", "cuda:2"], [0, 1, 2]),
+        ("cuda:2,cuda:5", [1, 1], ["cuda:2", "cuda:5"], [2, 5]),
+        ("cuda:2,cuda:5", [1, 1, 1], ["cuda:2", "cuda:5", "cuda:2"], [2, 5, 2]),
+        ("cuda", [2, 2, 1], ["cuda:0", "cuda:2", "cuda:4"], [0, 1, 2, 3, 4]),
+        ("cuda:4,cuda:0", [2, 4], ["cuda:4", "cuda:0"], [4, 5, 0, 1, 2, 3]),
+        ("cuda", [], [], []),
     ],
 )
-def test_devices_are_dealt_out_in_order(devices: str, count: int, dealt: list[str]) -> None:
-    assert devices_of(devices, count) == dealt
+def test_devices_are_dealt_out_in_order(
+    devices: str, widths: list[int], dealt: list[str], used: list[int] | None
+) -> None:
+    assert devices_of(devices, widths) == dealt
+    assert used is None or gpus_of(devices, widths) == [f"cuda:{index}" for index in used]

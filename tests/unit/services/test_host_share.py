@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from services.runtime.checks import memory
+from services.up import checks
 from services.up.settings import UpSettings
 from services.worker.host_share import HOST_SHARE, HostMB
 
@@ -34,6 +37,28 @@ def test_what_is_shared_is_not_shared_out(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(memory, "available_bytes", lambda: 4000 << 20)
     settings = UpSettings.model_validate({"kv_host_mb": "auto:shared", "prefill": 3, "decode": 1})
     assert settings.shared_out().kv_host_mb == f"{HOST_SHARE * 4000:.0f}:shared"
+
+
+def test_no_free_memory_is_none_to_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: None)
+    assert HostMB.parse("auto:shared").shared_out(2) == "0"
+    with pytest.raises(ValueError, match="shares no memory"):
+        HostMB.parse("0:shared")
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("1000", None),
+        ("1001", "for each of 4 workers: more than the 4000 MiB, the memory that is free"),
+        ("4001:shared", "--kv-host-mb 4001:shared: more than the 0 MiB, the size of "),
+    ],
+)
+def test_more_than_there_is_is_refused_before_anything_starts(asked: str, said: str | None, tmp_path: Path) -> None:
+    settings = UpSettings.model_validate({"kv_host_mb": asked, "prefill": 3, "decode": 1}).shared_out()
+    found = [finding.text for finding in checks._host_memory(settings, 4000 << 20, tmp_path / "none")]
+    assert len(found) == (said is not None)
+    assert all(str(said) in text for text in found)
 
 
 @pytest.mark.parametrize("text", ["", "-1", "shared", "4096:all", "auto:"])

@@ -56,11 +56,12 @@ def test_each_worker_of_a_pod_has_ports_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("kv", "Invalid JSON"),
+        ("kv", "a JSON object is needed, such as {"),
+        ("[]", "a JSON object is needed, such as {"),
         ('{"enable": true}', "enable: .*there are enable_kv_cache_events"),
-        ('{"endpoint": "http://x"}', "endpoint: "),
+        ('{"endpoint": "http://x"}', "endpoint: tcp://HOST:PORT or ipc://PATH is needed"),
         ('{"buffer_steps": 0}', "buffer_steps: "),
-        ("[" * 4000, "Invalid JSON"),
+        ("[" * 4000, "a JSON object is needed"),
         ("x" * 5000, "4096"),
     ],
 )

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from common.settings import ROOT
-from services.up.child import Child
-from services.up.nursery import Adopted, Nursery, open_nursery
+from services.host.child import Child
+from services.host.nursery import Adopted, Nursery, open_nursery
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere each worker is started by itself")
 

@@ -56,11 +56,11 @@ async def saying(words: bytes, tls: ssl.SSLContext | None = None) -> AsyncIterat
 )
 async def test_it_is_ready_or_says_why_not(words: bytes, reason: str | None) -> None:
     async with saying(words) as url:
-        assert await reason_not_ready(url, prefill=1, decode=2) == reason
+        assert await reason_not_ready(url, {"prefill": 1, "decode": 2, "pool": 0}) == reason
 
 
 async def test_one_that_does_not_listen_starts() -> None:
-    assert await reason_not_ready(f"http://127.0.0.1:{own_port()}", prefill=1, decode=1) == "the gateway starts"
+    assert await reason_not_ready(f"http://127.0.0.1:{own_port()}", {"prefill": 1, "decode": 1}) == "the gateway starts"
 
 
 async def test_who_signed_its_certificate_does_not_matter(tmp_path: Path) -> None:
@@ -68,4 +68,4 @@ async def test_who_signed_its_certificate_does_not_matter(tmp_path: Path) -> Non
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(made.server, made.server_key)
     async with saying(READY, context) as url:
-        assert await reason_not_ready(url, prefill=1, decode=1) is None
+        assert await reason_not_ready(url, {"prefill": 1, "decode": 1}) is None

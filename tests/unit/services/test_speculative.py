@@ -77,7 +77,10 @@ def test_fields_of_both_methods() -> None:
         ("suffix", None, False),
     ],
 )
-def test_the_engine_gets_the_folder_of_weights(text: str, draft: Path | None, is_model: bool) -> None:
+def test_the_engine_gets_the_folder_of_weights(
+    text: str, draft: Path | None, is_model: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # a GGUF file below the folder would be the model
     arguments = ["--model", ".", "--speculative-config", text]
     worker = load_settings(WorkerServiceSettings, command="worker", arguments=arguments, environment={})
     engine = worker.sized().engine()

@@ -91,7 +91,7 @@ def test_a_fake_device_has_the_cpu_s_memory_and_its_own_costs() -> None:
     found = [WorkerServiceSettings(device=device) for device in ("fake", "fake:2", "fake:0:1.5", "cpu", "cuda:1")]
     assert [one.fake for one in found] == [(1.0, 50.0), (2.0, 50.0), (0.0, 1.5), None, None]
     assert [one.processor for one in found] == ["cpu", "cpu", "cpu", "cpu", "cuda:1"]
-    assert devices_of("fake:2:1", 2) == ["fake:2:1", "fake:2:1"]
+    assert devices_of("fake:2:1", [1, 1]) == ["fake:2:1", "fake:2:1"]
     for wrong in ("fake:", "fake:a", "fake:1:2:3", "fake,cpu"):
         with pytest.raises(ConfigError, match=r"cpu, cuda, cuda:N .* or fake is needed"):
             load_settings(WorkerServiceSettings, command="decode", arguments=["--device", wrong], environment={})

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
-from common.settings import PREFIX, ROOT
+from services.runtime.commands import service_environment
 from services.runtime.linux import die_with_parent
 from services.runtime.servers import Process, stop
 
@@ -76,6 +75,12 @@ class Child:
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
 
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal, if it runs."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
     async def wait(self) -> int:
         assert self._process is not None
         return await self._process.wait()
@@ -84,18 +89,6 @@ class Child:
         """Let it drain; kill it after `timeout_s`."""
         if self._process is not None:
             await stop(self._process, timeout_s=timeout_s)
-
-
-def service_environment() -> dict[str, str]:
-    """The variables that all services get, besides their settings."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
-    return environment | python_path(environment) | {"PYTHONUNBUFFERED": "1"}
-
-
-def python_path(environment: Mapping[str, str]) -> dict[str, str]:
-    """Baton's folders, then the person's own path; never the working directory, which may have a `common`."""
-    paths = [str(ROOT), *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
-    return {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "PYTHONSAFEPATH": "1"}
 
 
 def describe_exit(code: int) -> str:

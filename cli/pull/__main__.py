@@ -1,0 +1,42 @@
+"""Fetch models by name: `baton pull NAME …`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from cli.show.__main__ import fit_here
+from common.settings import ConfigError
+from services.runtime.checks.model import described, gigabytes
+from services.runtime.checks.weights import weights_of
+from services.runtime.loading import fail
+from services.runtime.models.named import by_name
+
+
+def main() -> int:
+    """Entry point; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="baton pull", description="Fetch models, or what is newer of them.")
+    names = "org/name[@revision][:file-or-quant] at a hub, or smollm2"
+    parser.add_argument("names", nargs="+", metavar="NAME", help=names)
+    given = parser.parse_args()
+    try:
+        for name in given.names:
+            model = by_name(name, _say, newest=True)
+            weights = weights_of(model)
+            print(f"{name}: {described(weights) if weights.num_files else gigabytes(0)}; {model}")
+            for finding in fit_here(model):
+                print(f"{name}: {finding.said}")
+    except (ConfigError, OSError, ValueError) as error:
+        return fail(error)
+    except KeyboardInterrupt:
+        print("stopped: the same command goes on from here", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Removing models from this machine: `baton rm`."""

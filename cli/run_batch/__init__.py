@@ -1,0 +1,1 @@
+"""A file of requests answered here: `baton run-batch`."""

@@ -1,0 +1,337 @@
+"""The host: hears which models gateways want, and starts and stops their workers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from common import subjects
+from common.bus import Bus
+from common.errors import UnavailableError
+from common.messages import (
+    Ack,
+    GatewayState,
+    HostedModel,
+    HostState,
+    Unload,
+    Want,
+    WorkerState,
+    gateway_state_decoder,
+    host_state_decoder,
+    to_host_decoder,
+    worker_state_decoder,
+)
+from common.settings import PREFIX
+from common.tasks import Ready, cancel_all
+from common.words import HostStatus, WorkerStatus
+from services.host.child import Child, describe_exit, why_ended
+from services.host.nursery import Nursery
+from services.host.plan import HostedWorker, HostPlan
+from services.host.policy import TAKES_PLACE, ModelView, decide
+from services.host.sharing import SILENT_S, leaves_to
+from services.runtime.checks.memory import available_bytes
+
+log = logging.getLogger("baton.host")
+
+BEAT_S = 0.5
+LOOK_S = 0.1
+LISTEN_S = 2 * BEAT_S  # to other hosts, before it loads anything
+STOP_MARGIN_S = 5.0  # added to the drain time before a worker is killed
+MAX_RESTARTS = 3  # a model's workers, while it is loaded
+RESTART_WINDOW_S = 60.0
+WAKE_S = 30.0  # beyond it workers that should fall asleep or wake are ended
+MAX_REASON_CHARS = 400
+NOT_HERE = (HostStatus.UNLOADED, HostStatus.FAILED, HostStatus.PARKED)  # another host may load it
+
+
+@dataclass(slots=True)
+class _Wish:
+    """A gateway's wish for a model. `since`: unbroken."""
+
+    until: float
+    since: float
+    active: bool
+    dismissed: bool = False  # somebody asked to unload the model: only present and new requests count
+
+
+@dataclass(slots=True, eq=False)
+class _Model:
+    """A model of this host."""
+
+    workers: list[HostedWorker]
+    status: HostStatus = HostStatus.UNLOADED
+    since: float = 0.0
+    reason: str = ""
+    active_at: float = -math.inf
+    ready: set[str] = field(default_factory=set)  # its workers that say so
+    asleep: set[str] = field(default_factory=set)  # likewise
+    parks: bool = False  # it goes to sleep, or sleeps
+    told_s: float | None = None  # how long it sleeps by the last order; None: as planned
+    children: list[Child] = field(default_factory=list)
+    wishes: dict[str, _Wish] = field(default_factory=dict)  # by gateway
+    running: asyncio.Task[None] | None = None  # its processes' life
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Host:
+    """Loads and unloads the models of a plan."""
+
+    def __init__(self, bus: Bus, plan: HostPlan, *, host_id: str, incarnation: int, nursery: Nursery | None) -> None:
+        self._bus = bus
+        self._plan = plan
+        self._host_id = host_id
+        self._incarnation = incarnation
+        self._nursery = nursery
+        self._models = {name: _Model(workers, since=time.monotonic()) for name, workers in plan.models.items()}
+        self._of_worker = {worker.id: model for model in self._models.values() for worker in model.workers}
+        self._changed = asyncio.Event()
+        self._others: dict[str, tuple[float, HostState]] = {}
+        self._began_at = time.monotonic()
+        self._told = self._state(time.monotonic())
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Follow the wishes until signalled; then let all workers drain."""
+        await self._bus.subscribe(subjects.ALL_GATEWAY_HEARTBEATS, gateway_state_decoder, self._saw_gateway)
+        await self._bus.subscribe(subjects.ALL_HEARTBEATS, worker_state_decoder, self._saw_worker)
+        await self._bus.subscribe(subjects.host_heartbeat(subjects.ANY), host_state_decoder, self._saw_host)
+        await self._bus.serve(subjects.host(self._host_id, subjects.ANY), to_host_decoder, self._answer)
+        log.info("host.ready", extra={"host": self._host_id, "models": ", ".join(self._models)})
+        beating = asyncio.create_task(self._beat())
+        told = asyncio.create_task(stopping.wait())
+        try:
+            while not stopping.is_set():
+                self._follow(time.monotonic())
+                await asyncio.wait([told], timeout=LOOK_S)
+        finally:
+            running = [model.running for model in self._models.values() if model.running is not None]
+            for model in self._models.values():
+                model.stopping.set()
+            if running:
+                await asyncio.wait(running)
+            await cancel_all([beating, told])
+
+    # -- what others say -----------------------------------------------------------------------------------------------
+
+    def _saw_gateway(self, state: GatewayState) -> None:
+        now = time.monotonic()
+        for name, model in self._models.items():
+            want = state.wanted.get(name)
+            if want is None:
+                model.wishes.pop(state.gateway, None)
+            else:
+                self._take(model, state.gateway, want, now)
+
+    def _take(self, model: _Model, gateway: str, want: Want, now: float) -> None:
+        known = model.wishes.get(gateway)
+        if want.active:
+            model.active_at = now
+            if known is None or not known.active:
+                model.told_s = None
+        until = now + max(want.keep_s, 2 * BEAT_S if want.active else 0.0)
+        dismissed = known is not None and known.dismissed and (known.active or not want.active)
+        since = known.since if known is not None and known.until > now and known.active == want.active else now
+        model.wishes[gateway] = _Wish(until, since, want.active, dismissed)
+
+    def _saw_host(self, state: HostState) -> None:
+        if state.host != self._host_id:
+            self._others[state.host] = time.monotonic(), state
+
+    def _saw_worker(self, state: WorkerState) -> None:
+        model = self._of_worker.get(state.worker)
+        if model is None:
+            return
+        for status, workers in ((WorkerStatus.READY, model.ready), (WorkerStatus.SLEEPING, model.asleep)):
+            (workers.add if state.status is status else workers.discard)(state.worker)
+        if model.status is HostStatus.LOADING and len(model.ready) == len(model.workers):
+            self._now(model, HostStatus.READY)
+        elif model.status is HostStatus.UNLOADING and model.parks and len(model.asleep) == len(model.workers):
+            self._now(model, HostStatus.PARKED)
+
+    def _answer(self, order: Unload) -> Ready[Ack]:
+        model = self._models.get(order.model)
+        if model is not None:
+            for wish in model.wishes.values():
+                wish.dismissed = True
+            model.told_s = math.inf if order.parks else 0.0
+            if model.status is HostStatus.PARKED and not order.parks:
+                self._end(model)
+        return Ready(Ack(known=model is not None))
+
+    # -- what follows --------------------------------------------------------------------------------------------------
+
+    def _follow(self, now: float) -> None:
+        self._hurry(now)
+        self._others = {name: seen for name, seen in self._others.items() if now - seen[0] < SILENT_S}
+        views = {name: self._view(name, model, now) for name, model in self._models.items()}
+        steps = decide(now, views, self._plan.max_loaded, free_bytes=_free_bytes)
+        for name in steps.unload:
+            self._end(self._models[name])
+        for name in steps.park:
+            self._park(self._models[name])
+        for name in steps.load:
+            model = self._models[name]
+            model.ready.clear()
+            if model.status is HostStatus.PARKED:
+                self._wake(model)
+                continue
+            model.stopping = asyncio.Event()
+            self._now(model, HostStatus.LOADING)
+            model.running = asyncio.create_task(self._live(name, model))
+
+    def _hurry(self, now: float) -> None:
+        """End workers that neither fall asleep nor wake in time; who is wanted is loaded anew."""
+        for model in self._models.values():
+            changes = model.parks and model.status in (HostStatus.UNLOADING, HostStatus.LOADING)
+            limit_s = WAKE_S + (self._plan.drain_s if model.status is HostStatus.UNLOADING else 0.0)
+            if changes and now - model.since > limit_s:
+                self._end(model)
+
+    def _park(self, model: _Model) -> None:
+        self._now(model, HostStatus.UNLOADING)
+        model.parks, model.asleep = True, set()
+        for child in model.children:
+            child.signal(signal.SIGUSR1)
+
+    def _wake(self, model: _Model) -> None:
+        self._now(model, HostStatus.LOADING)
+        for child in model.children:
+            child.signal(signal.SIGUSR2)
+
+    def _end(self, model: _Model) -> None:
+        self._now(model, HostStatus.UNLOADING)
+        model.parks = False
+        model.stopping.set()
+
+    async def _live(self, name: str, model: _Model) -> None:
+        """The life of a model's workers, from their start until they are told to stop, or can't be kept alive."""
+        children = model.children = [self._child(worker) for worker in model.workers]
+        deaths: list[float] = []
+        told = asyncio.create_task(model.stopping.wait())
+        reason = ""
+        try:
+            await asyncio.gather(*(child.start() for child in children))
+            while not told.done() and not reason:
+                dying = {asyncio.create_task(child.wait()): child for child in children}
+                done, _ = await asyncio.wait([told, *dying], return_when=asyncio.FIRST_COMPLETED)
+                for task in done - {told}:
+                    reason = await self._died(model, dying[task], task.result(), deaths)
+                await cancel_all([task for task in dying if not task.done()])
+        except OSError as error:
+            reason = f"its processes could not be started: {error.strerror}"
+        finally:
+            told.cancel()
+            stop_s = self._plan.drain_s + STOP_MARGIN_S
+            await asyncio.gather(*(child.stop(timeout_s=stop_s) for child in children))
+            if reason:
+                log.error("host.failed", extra={"model": name, "why": reason})
+            model.children, model.parks = [], False
+            self._now(model, HostStatus.FAILED if reason else HostStatus.UNLOADED, reason)
+
+    async def _died(self, model: _Model, child: Child, code: int, deaths: list[float]) -> str:
+        """Start a dead worker again; or return why its model can't be kept."""
+        now = time.monotonic()
+        deaths[:] = [at for at in deaths if now - at < RESTART_WINDOW_S] + [now]
+        why = f"{child.name} ended with {describe_exit(code)}: {why_ended(child.log_file)}"
+        log.warning("host.worker_died", extra={"worker": child.name, "why": why[:MAX_REASON_CHARS]})
+        if model.parks and model.status is not HostStatus.LOADING:  # it is not wanted
+            self._end(model)
+        if model.stopping.is_set():
+            return ""
+        if (code > 0 and model.status is HostStatus.LOADING) or len(deaths) > MAX_RESTARTS:
+            return why
+        model.ready.clear()
+        model.parks = False
+        self._now(model, HostStatus.LOADING)
+        await child.start()
+        return ""
+
+    def _child(self, worker: HostedWorker) -> Child:
+        return Child(
+            name=worker.name,
+            service=worker.service,
+            settings=worker.variables,
+            log_file=Path(worker.log_file),
+            bear=self._nursery.born if self._nursery is not None else None,
+        )
+
+    def _now(self, model: _Model, status: HostStatus, reason: str = "") -> None:
+        model.status, model.since, model.reason = status, time.monotonic(), reason
+        if status is HostStatus.READY:
+            model.parks, model.told_s = False, None
+        self._changed.set()
+        name = next(name for name, one in self._models.items() if one is model)
+        log.info("host.model", extra={"model": name, "status": status})
+
+    # -- what others are told ------------------------------------------------------------------------------------------
+
+    async def _beat(self) -> None:
+        while True:
+            self._changed.clear()
+            try:
+                self._told = self._state(time.monotonic())
+                await self._bus.publish(subjects.host_heartbeat(self._host_id), self._told)
+            except UnavailableError as error:
+                log.debug("host.not_heard", extra={"error": error.message})
+            try:
+                await asyncio.wait_for(self._changed.wait(), BEAT_S)
+            except TimeoutError:
+                continue
+
+    def _state(self, now: float) -> HostState:
+        models = {
+            name: HostedModel(status=model.status, for_s=round(now - model.since, 2), reason=_line(model.reason))
+            for name, model in self._models.items()
+        }
+        taken = [model for model in self._models.values() if model.status in TAKES_PLACE]
+        cards = [self._cards(model) for model in taken]
+        return HostState(
+            host=self._host_id,
+            incarnation=self._incarnation,
+            models=models,
+            max_loaded=self._plan.max_loaded,
+            free_places=max(0, (self._plan.max_loaded or len(models)) - len(taken)),
+            free_cards=len(set[str]().union(*map(self._cards, self._models.values())) - set[str]().union(*cards)),
+            free_bytes=available_bytes() or 0,
+            shares=True,
+        )
+
+    def _cards(self, model: _Model) -> set[str]:
+        devices = {worker.variables.get(f"{PREFIX}DEVICE", "") for worker in model.workers}
+        return {device for device in devices if device.startswith("cuda")}
+
+    def _view(self, name: str, model: _Model, now: float) -> ModelView:
+        model.wishes = {gateway: wish for gateway, wish in model.wishes.items() if wish.until > now}
+        wishes = [wish for wish in model.wishes.values() if wish.active or not wish.dismissed]
+        if wishes and model.status in NOT_HERE and self._leaves(name, now):
+            wishes = []
+        parks_s = self._plan.parks_s if model.told_s is None else model.told_s
+        return ModelView(
+            status=model.status,
+            since=model.since,
+            wanted_until=max((wish.until for wish in wishes), default=-math.inf),
+            wanted_since=min((wish.since for wish in wishes if wish.active), default=math.inf),
+            active=any(wish.active for wish in wishes),
+            active_at=model.active_at,
+            parks_s=parks_s if self._plan.can_park else 0.0,
+            needs_bytes=self._plan.needs_bytes.get(name, 0),
+        )
+
+    def _leaves(self, name: str, now: float) -> bool:
+        """True if another host should load a model, or may, for all that was heard so far."""
+        others = [state for _, state in self._others.values()]
+        return now - self._began_at < LISTEN_S or bool(leaves_to(name, self._told, others))
+
+
+def _free_bytes() -> float:
+    found = available_bytes()
+    return math.inf if found is None else found
+
+
+def _line(text: str) -> str:
+    """A reason as heartbeats may carry it."""
+    return "".join(character if character.isprintable() else " " for character in text)[:MAX_REASON_CHARS]

@@ -1,0 +1,30 @@
+"""Sizes of workers in their machine's memory, known before they are started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kvtransfer.transports import frees_pools
+from modelfiles.files import is_model
+from services.runtime.checks.memory import bytes_in_memory, has_bfloat16
+from services.runtime.checks.weights import weights_of
+from services.worker.options import WorkerOptions
+
+
+def bytes_of(worker: WorkerOptions, folder: Path) -> int:
+    """About the bytes that a worker takes of host memory; 0 for one whose weights are elsewhere, or not here yet."""
+    if worker.processor != "cpu" or worker.fake or not is_model(folder):
+        return 0
+    weights = bytes_in_memory(
+        weights_of(folder),
+        on_cpu=True,
+        dtype=worker.dtype,
+        quantization=worker.quantization,
+        has_bfloat16=has_bfloat16(),
+    )
+    return weights + (worker.kv_memory_mb << 20)
+
+
+def can_sleep(worker: WorkerOptions, *, ranks: int) -> bool:
+    """True if such a worker can give its KV cache's memory back and keep its weights: see `worker.parking`."""
+    return worker.processor == "cpu" and frees_pools(worker.kv_transport) and ranks == 1

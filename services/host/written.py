@@ -1,0 +1,114 @@
+"""The file of `baton host`: the workers that it may start, written by people in TOML."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from common.settings import PREFIX, ConfigError
+from common.subjects import check_id
+from gateway.answers.ask import lasting_s
+from services.host.needs import bytes_of, can_sleep
+from services.host.plan import HostedWorker, HostPlan
+from services.runtime.loading import load_settings
+from services.runtime.permissions import WORKERS
+from services.worker.settings import WorkerServiceSettings
+
+MAX_BYTES = 1 << 20
+MAX_WORKERS = 64
+Options = dict[str, str | int | float | bool]
+
+
+class WrittenWorker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A worker, or several alike."""
+
+    model: str  # as gateways call it
+    service: str = "worker"
+    count: int = 1
+    options: Options = {}  # settings of the service, by their names
+
+
+class WrittenPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole file."""
+
+    name: str  # on the bus; unlike other hosts'
+    worker: list[WrittenWorker]
+    options: Options = {}  # all workers have these settings
+    max_loaded: int = 0
+    sleeps: str = ""  # as 1h: how long an idle model sleeps before it is unloaded
+    drain_s: float = 30.0
+    logs: str = "logs"
+
+
+def read_written(file: Path) -> tuple[str, HostPlan]:
+    """The host's name and plan; the folder of logs is made. Raises ConfigError, naming field and remedy, or OSError."""
+    try:
+        written = msgspec.toml.decode(file.read_bytes()[:MAX_BYTES], type=WrittenPlan)
+        check_id(written.name)
+        sleeps_s = lasting_s(written.sleeps) if written.sleeps else 0.0
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise ConfigError(f"{file}: {error}") from None
+    if not written.worker:
+        raise ConfigError(f"{file}: worker: name at least one, as [[worker]] with model and options")
+    if written.max_loaded < 0 or written.drain_s < 0:
+        raise ConfigError(f"{file}: max_loaded and drain_s: give 0 or more")
+    folder = (file.parent / written.logs).resolve()
+    models: dict[str, list[HostedWorker]] = {}
+    settings: list[WorkerServiceSettings] = []
+    for entry in written.worker:
+        if entry.service not in WORKERS:
+            raise ConfigError(f"{file}: service {entry.service!r}: is one of {', '.join(WORKERS)}")
+        if not 0 < entry.count <= MAX_WORKERS:
+            raise ConfigError(f"{file}: count {entry.count} of {entry.model}: is 1 to {MAX_WORKERS}")
+        for _ in range(entry.count):
+            number = len(settings)
+            worker = _worker(written, entry, number, folder)
+            settings.append(_checked(file, written, entry, worker))
+            models.setdefault(entry.model, []).append(worker)
+    folder.mkdir(parents=True, exist_ok=True)
+    on_cpu = all(one.processor == "cpu" for one in settings)
+    plan = HostPlan(
+        models=models,
+        max_loaded=written.max_loaded,
+        drain_s=written.drain_s,
+        forks=on_cpu,
+        can_park=all(can_sleep(one, ranks=one.tensor_parallel_size) for one in settings),
+        parks_s=sleeps_s,
+        needs_bytes={
+            model: sum(bytes_of(one, one.model) for one in settings if one.served_model_name == model)
+            for model in models
+        },
+    )
+    return written.name, plan
+
+
+def _worker(written: WrittenPlan, entry: WrittenWorker, number: int, folder: Path) -> HostedWorker:
+    name = f"{entry.service}-{number}"
+    own: Options = {"served_model_name": entry.model, "worker_id": f"{written.name}-{name}", "drain_s": written.drain_s}
+    options: Options = {**written.options, **entry.options, **own}
+    variables = {f"{PREFIX}{key.upper()}": _text(value) for key, value in options.items()}
+    return HostedWorker(
+        name=name,
+        id=f"{written.name}-{name}",
+        service=entry.service,
+        variables=variables,
+        log_file=str(folder / f"{name}.log"),
+    )
+
+
+def _checked(file: Path, written: WrittenPlan, entry: WrittenWorker, worker: HostedWorker) -> WorkerServiceSettings:
+    """The worker's settings. Raises ConfigError if one is wrong, or unknown."""
+    known = WorkerServiceSettings.model_fields
+    if unknown := [name for name in written.options | entry.options if name not in known]:
+        raise ConfigError(f"{file}: options of {entry.model}: a {entry.service} has no setting {unknown[0]!r}")
+    try:
+        return load_settings(
+            WorkerServiceSettings, command=worker.service, arguments=[], environment=dict(worker.variables)
+        )
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {worker.name} of {entry.model}: {error}") from None
+
+
+def _text(value: str | float | bool) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

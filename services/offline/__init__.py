@@ -1,0 +1,1 @@
+"""Answers without servers: one engine in one process, for `baton run-batch` and the class `LLM`."""

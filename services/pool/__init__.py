@@ -1,0 +1,1 @@
+"""A worker that pools: embeddings, and scores of pairs and labels."""

@@ -1,0 +1,1 @@
+"""A further rank of a worker, which the first one starts."""

@@ -1,0 +1,17 @@
+"""The first words to a further rank, on its command line."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts that a rank needs before its leader sends the engine's settings. `ps` shows them, so there are no secrets."""
+
+    worker: str
+    transport: str
+    host: str  # at which peers reach the transport
+    are_stages: bool  # else ranks that share each layer
+    on_gpu: bool  # the one with its number that the leader sees
+    log_level: str
+    log_format: str

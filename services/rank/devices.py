@@ -1,0 +1,34 @@
+"""The devices of a worker's ranks, and the group that computes on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.kernels.collectives.group import Exchange, gpu_group
+from engine.parallel.group import Group
+from engine.parallel.ranks import Ranks
+from engine.parallel.shared_memory import SharedMemoryGroup
+from kvtransfer.cuda.symmetric import SymmetricMemory
+from services.rank.asked import Asked
+
+
+def ranks_on(host: SharedMemoryGroup, device: str, asked: Asked) -> Ranks:
+    """Return what this process is of its worker: a stage, or a rank on this device."""
+    return Ranks(stage=host.stage()) if asked.are_stages else Ranks(group_on(host, device))
+
+
+def held_back(host: SharedMemoryGroup, device: str) -> int:
+    """Return how many bytes less are free on another rank's GPU than on this one's. It waits until all ranks ask."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return free - min(int.from_bytes(each, "little") for each in host.exchange(free.to_bytes(8, "little")))
+
+
+def group_on(host: SharedMemoryGroup, device: str) -> Group:
+    """Return the group of ranks on these devices: the hosts' own on CPUs, else GPUs that write to each other."""
+    return host if torch.device(device).type == "cpu" else gpu_group(host, torch.device(device), _mapped)
+
+
+def _mapped(inbox: torch.Tensor, rank: int, exchange: Exchange) -> Sequence[int]:
+    return SymmetricMemory(inbox, rank, exchange).addresses

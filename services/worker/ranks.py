@@ -1,0 +1,132 @@
+"""The ranks of a worker: this process, which leads, and a process for each further one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+
+from common.settings import ConfigError
+from engine.foreign import is_foreign
+from engine.parallel.followers import Followers
+from engine.parallel.group import RankLostError
+from engine.parallel.ranks import ONE_RANK, Ranks
+from engine.resolving import read_config, staged_model
+from engine.spec.ranks import FLAG, for_rank
+from engine.spec.stages import FLAG as OF_STAGES
+from kvtransfer.ranks.leader import RankedTransport
+from kvtransfer.transport import Transfers, Transport, open_transport
+from kvtransfer.transports import reaches_others
+from modelfiles.files import is_model
+from services.rank.asked import Asked
+from services.rank.cores import listed, stay_near
+from services.rank.devices import held_back, ranks_on
+from services.runtime.commands import service_environment
+from services.runtime.loading import fail
+from services.runtime.settings import no_model
+from services.worker.host_share import HostMB
+from services.worker.settings import WorkerServiceSettings
+from worker.worker import EXIT_DEVICE_BROKEN, WorkerEngine
+
+log = logging.getLogger("baton.ranks")
+
+COMMAND = (sys.executable, "-m", "services.rank")
+LOOK_S = 0.25
+T = TypeVar("T")
+
+
+def check_ranks(settings: WorkerServiceSettings) -> None:
+    """Raise ConfigError or ValueError for what ranks can't do, before anything is started for them."""
+    size, stages = settings.tensor_parallel_size, settings.pipeline_parallel_size
+    if size * stages == 1:
+        return
+    asked, of_whom = (f"{FLAG} {size}", "ranks") if stages == 1 else (f"{OF_STAGES} {stages}", "stages")
+    if settings.fake:
+        raise ConfigError(f"{asked}: a fake device computes nothing that {of_whom} could share: take 1")
+    if HostMB.parse(settings.kv_host_mb).is_shared:
+        raise ConfigError(
+            f"{asked}: {of_whom} have host memory of their own: --kv-host-mb takes no :shared with them, or take 1"
+        )
+    config = settings.engine()
+    if not is_model(settings.model):
+        raise ConfigError(no_model(settings.model))
+    config.check_stages(stages, is_foreign=is_foreign(config))  # which raises for ranks
+    if not is_foreign(config):
+        staged_model(config, stages)
+        for_rank(read_config(config), 0, size)
+
+
+@dataclass(frozen=True, slots=True)
+class Led:
+    """A worker's ranks, and the transport that moves the blocks of all."""
+
+    ranks: Ranks
+    transport: Transport
+    followers: Followers | None = None
+
+    async def loaded(self, load: Callable[[], T]) -> T:
+        """Load in a thread, see `asyncio.to_thread`; end this process if a further rank ends meanwhile."""
+        if self.followers is None:
+            return await asyncio.to_thread(load)
+        loading = asyncio.ensure_future(asyncio.to_thread(load))
+        while not loading.done() and not self.followers.problem():
+            await asyncio.wait([loading], timeout=LOOK_S)
+        failure = loading.exception() if loading.done() else None
+        if loading.done() and not isinstance(failure, RankLostError):
+            return await loading
+        reason = self.followers.problem() or str(failure)
+        log.critical("ranks.lost", extra={"reason": reason})
+        # No thread that loads can be stopped, so nothing is waited for.
+        code = fail(reason)
+        os._exit(code if self.followers.refused else EXIT_DEVICE_BROKEN)
+
+    async def opened(self, engine: WorkerEngine, incarnation: int) -> Transfers:
+        """Open the transport on the pools of all ranks."""
+        transport, pool = self.transport, engine.kv
+        region = await transport.open(pool, engine.layout, incarnation)
+        wide = None
+        if not self.ranks.leads and reaches_others(transport.name):
+            wide = RankedTransport.beside(transport, pool, engine.layout)
+        return Transfers(transport=transport, region=region, wide=wide)
+
+
+@asynccontextmanager
+async def led(settings: WorkerServiceSettings, worker: str) -> AsyncIterator[Led]:
+    """Start the further ranks, and end them at last. Raises OSError."""
+    transport = open_transport(settings.kv_transport, host=settings.transport_host)
+    if settings.processes == 1:
+        yield Led(ONE_RANK, transport)
+        return
+    asked = Asked(
+        worker=worker,
+        transport=settings.kv_transport,
+        host=settings.transport_host,
+        on_gpu=settings.processor.startswith("cuda"),
+        are_stages=settings.pipeline_parallel_size > 1,
+        log_level=settings.log_level,
+        log_format=settings.log_format,
+    )
+    followers = Followers(
+        settings.processes,
+        [*COMMAND, msgspec.json.encode(asked).decode()],
+        environment=service_environment(),
+    )
+    log.info("ranks.started", extra={"ranks": settings.processes, "pids": followers.pids})
+    # Further ranks begin with the processors that this one was allowed, and choose theirs among them.
+    if settings.processor == "cpu" and (own := stay_near(0, settings.processes)):
+        log.info("rank.near", extra={"rank": 0, "processors": listed(own)})
+    try:
+        ranks = replace(ranks_on(followers.group, settings.processor, asked), followers=followers)
+        if asked.on_gpu:
+            ranks = replace(ranks, held_back=partial(held_back, followers.group, settings.processor))
+        yield Led(ranks, RankedTransport(transport, followers.channels), followers)
+    finally:
+        await asyncio.to_thread(followers.close)

@@ -1,0 +1,96 @@
+"""Which of several hosts loads a model that all of them offer."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.messages import HostedModel, HostState
+from common.settings import ConfigError
+from common.words import HostStatus
+from services.host.sharing import HAVE, leaves_to
+from services.host.written import read_written
+
+GIB = 1 << 30
+
+
+def host(name: str, status: HostStatus = HostStatus.UNLOADED, **room: Any) -> HostState:
+    options: dict[str, Any] = {"free_places": 1, "free_bytes": 8 * GIB, "shares": True} | room
+    return HostState(host=name, incarnation=1, models={"m": HostedModel(status=status)}, **options)
+
+
+def test_who_has_it_keeps_it_else_it_goes_where_it_sleeps_or_most_room_is() -> None:
+    own = host("b")
+    assert leaves_to("m", own, []) == ""
+    for status in HAVE:
+        assert leaves_to("m", own, [host("a", status, free_places=0)]) == "a"
+    assert leaves_to("m", own, [host("a", HostStatus.PARKED, free_places=0)]) == "a"
+    assert leaves_to("m", own, [host("a", free_bytes=16 * GIB)]) == "a"
+    assert leaves_to("m", own, [host("a", free_bytes=16 * GIB, free_places=0)]) == ""
+    assert leaves_to("m", own, [host("a", free_bytes=8 * GIB + 1)]) == ""  # about the same: the names decide
+    assert leaves_to("m", own, [host("a", free_cards=1)]) == "a"
+
+
+def test_nobody_waits_for_a_host_that_failed_or_heeds_no_other_one() -> None:
+    own = host("b", free_bytes=GIB)
+    assert leaves_to("m", own, [host("z", HostStatus.FAILED)]) == ""
+    assert leaves_to("m", own, [host("z", shares=False)]) == ""
+    other = HostState(host="z", incarnation=1, models={"other": HostedModel()}, shares=True, free_places=9)
+    assert leaves_to("m", own, [other]) == ""
+    assert leaves_to("m", host("b", HostStatus.FAILED), [host("c", HostStatus.FAILED)]) == ""  # each by itself
+
+
+def test_of_hosts_that_hear_each_other_exactly_one_loads() -> None:
+    chance = random.Random(5)
+    statuses = (HostStatus.UNLOADED, HostStatus.PARKED, HostStatus.UNLOADING)
+    for _ in range(500):
+        hosts = [
+            host(
+                name,
+                chance.choice(statuses),
+                free_places=chance.randrange(3),
+                free_cards=chance.randrange(3),
+                free_bytes=chance.randrange(4 * GIB),
+            )
+            for name in "abcde"[: chance.randint(1, 5)]
+        ]
+        loads = [own for own in hosts if not leaves_to("m", own, [one for one in hosts if one is not own])]
+        assert len(loads) == 1
+
+
+PLAN = 'name = "h"\n[options]\nkv_memory_mb = 8\n[[worker]]\nmodel = "m"\nservice = "decode"\ncount = 2\n'
+
+
+def test_a_hosts_file_names_its_workers_and_their_settings(tmp_path: Path) -> None:
+    file = tmp_path / "host.toml"
+    file.write_text('sleeps = "1h"\n' + PLAN + 'options = { model = "demo", device = "fake" }\n')
+    name, plan = read_written(file)
+    assert (name, plan.parks_s, plan.can_park, plan.forks) == ("h", 3600.0, True, True)
+    assert [worker.id for worker in plan.models["m"]] == ["h-decode-0", "h-decode-1"]
+    variables = plan.models["m"][0].variables
+    assert (variables["BATON_KV_MEMORY_MB"], variables["BATON_SERVED_MODEL_NAME"]) == ("8", "m")
+    assert (tmp_path / "logs").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('name = "a b"\nworker = []\n', "'a b' is not a valid id"),
+        ('name = "h"\nworker = []\n', "worker: name at least one"),
+        (PLAN.replace("decode", "gateway"), "service 'gateway': is one of prefill, decode, worker"),
+        (PLAN.replace("count = 2", "count = 65"), "count 65 of m: is 1 to 64"),
+        (PLAN.replace("kv_memory_mb", "kv_memory"), "has no setting 'kv_memory'"),
+        (PLAN.replace("= 8", "= -8"), "decode-0 of m: --kv-memory-mb"),
+        (PLAN + "surplus = 1\n", "surplus"),
+        ('sleeps = "soon"\n' + PLAN, "'soon' is not like 300"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_the_field(text: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "host.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=said) as refused:
+        read_written(file)
+    assert str(file) in str(refused.value)

@@ -1,0 +1,68 @@
+"""`--model` given more than once: names, folders, and the workers that `baton up` starts for each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from common.settings import ROOT, ConfigError
+from services.gateway.settings import GatewaySettings
+from services.runtime.loading import load_settings
+from services.up.settings import UpSettings
+from services.up.stack import members_of, models_of_workers
+
+
+def up(*arguments: str) -> UpSettings:
+    return load_settings(UpSettings, command="up", arguments=arguments, environment={}).shared_out()
+
+
+def _found(settings: GatewaySettings) -> dict[str, Path]:
+    return {name: folder.resolve() for name, folder in settings.folders.items()}
+
+
+def test_each_model_is_called_as_its_folder_or_as_is_said(tmp_path: Path) -> None:
+    folder = tmp_path / "coder-7b"
+    folder.mkdir()
+    for kind, command in ((UpSettings, "up"), (GatewaySettings, "gateway")):
+        arguments = ["--model", "demo", "--model", str(folder), "--model", f"chat={folder}"]
+        settings = load_settings(kind, command=command, arguments=arguments, environment={})
+        assert _found(settings) == {"demo": ROOT / "demo", "coder-7b": folder, "chat": folder}
+        assert settings.model.resolve() == ROOT / "demo"
+
+
+def test_one_model_is_as_before(tmp_path: Path) -> None:
+    folder = tmp_path / "a,b"
+    folder.mkdir()
+    assert _found(up("--model", str(folder))) == {"a,b": folder}
+    assert _found(up("--model", "demo", "--served-model-name", "x")) == {"x": ROOT / "demo"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--model", "demo", "--model", "demo"), "two models are called 'demo'"),
+        (("--model", "demo", "--model", "a=demo", "--served-model-name", "b"), "write --model NAME=FOLDER"),
+        (("--model", "demo", "--model", "a=demo", "--served-models", "b=demo"), "give one of the two"),
+        (("--model", "demo", "--model", "=demo"), "is not name=folder"),
+    ],
+)
+def test_what_names_no_models_is_refused_with_the_remedy(arguments: tuple[str, ...], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        up(*arguments)
+
+
+def test_each_model_has_workers_of_both_roles() -> None:
+    settings = up("--model", "a=demo", "--model", "b=demo", "--prefill", "1", "--decode", "2")
+    workers = [name for name, member in members_of(settings, "tag").items() if member.role != "gateway"]
+    models = [name for name, _ in models_of_workers(settings)]
+    assert list(zip(workers, models, strict=True)) == [
+        *(("prefill-0", "a"), ("prefill-1", "b")),
+        *(("decode-0", "a"), ("decode-1", "b"), ("decode-2", "a"), ("decode-3", "b")),
+    ]
+    assert settings.workers == 6
+
+
+def test_processors_are_shared_out_among_the_workers_of_all_models() -> None:
+    alone, both = up("--model", "a=demo"), up("--model", "a=demo", "--model", "b=demo")
+    assert both.threads == max(1, alone.threads // 2)
