@@ -9,6 +9,10 @@ import os
 import sys
 from pathlib import Path
 
+from baton_serve.baton import LLM, BatonError, SamplingParams
+
+__all__ = ["LLM", "BatonError", "SamplingParams", "main"]
+
 FOLDER = str(Path(__file__).resolve().parent)
 
 
