@@ -8,6 +8,7 @@ import gc
 import importlib
 import inspect
 import json
+import os
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 
@@ -17,6 +18,10 @@ from hypothesis import HealthCheck, settings
 
 from services.runtime.servers import run_nats, run_redis
 
+# Torch's threads of several tests wait for each other's cores, spinning: kernels' tests took three times the processor time.
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # read when torch is loaded, which is later, and by the processes of tests
 CPUINFO = Path("/proc/cpuinfo")
 LONGEST_S = 200.0  # of an async test's body
 LONGEST_ID = 80
@@ -39,9 +44,8 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_finish() -> None:
+    gc.freeze()  # no collection looks through it later: not now either, since it is nearly all there for good
     gc.enable()
-    gc.collect()
-    gc.freeze()  # and later, whenever a test collects
 
 
 def pytest_report_teststatus(report: pytest.CollectReport | pytest.TestReport) -> tuple[str, str, str] | None:

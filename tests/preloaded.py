@@ -20,10 +20,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from services.runtime.linux import die_with_parent
 from services.runtime.memory import importing
@@ -47,7 +48,8 @@ class Process:
 
     def send_signal(self, number: int) -> None:
         if self.returncode is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it ended, which is not told yet
+                os.kill(self.pid, number)
 
     def terminate(self) -> None:
         self.send_signal(signal.SIGTERM)
@@ -63,14 +65,22 @@ class Process:
 
 
 async def start(
-    module: str, arguments: Sequence[str], *, loads: Sequence[str], env: Mapping[str, str], files: Sequence[int]
+    module: str,
+    arguments: Sequence[str],
+    *,
+    loads: Sequence[str],
+    env: Mapping[str, str],
+    files: Sequence[int],
+    leaves_at_once: bool = False,
 ) -> Process:
     """As `python -m module` in the repository's root. `files`: its standard output and errors, and what it reads.
 
-    `loads`: what is loaded before; who asks for the same shares a parent.
+    `loads`: what is loaded before; who asks for the same shares a parent. `leaves_at_once`: see there.
     """
     mine, its = socket.socketpair()
-    order = json.dumps({"module": module, "arguments": list(arguments), "env": dict(env)}).encode()
+    order = json.dumps(
+        {"module": module, "arguments": list(arguments), "env": dict(env), "leaves_at_once": leaves_at_once}
+    ).encode()
     assert len(order) <= LONGEST_ORDER
     with its:
         socket.send_fds(_parent_of(tuple(loads)).orders, [order], [its.fileno(), *files])
@@ -183,7 +193,21 @@ def main(file: str, *loads: str) -> None:
     os.environ.clear()
     os.environ.update(order["env"])
     sys.argv[1:] = order["arguments"]
-    runpy.run_module(order["module"], run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(order["module"], run_name="__main__", alter_sys=True)
+    except SystemExit as left:
+        if order["leaves_at_once"] and isinstance(left.code, int):
+            leave_at_once(left.code)
+        raise
+
+
+def leave_at_once(code: int) -> NoReturn:
+    """End as `sys.exit` does, but without freeing what is loaded: writing all of its pages is most of a child's time."""
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import json
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -148,7 +149,8 @@ async def main() -> int:
     rpc_port = own_port()
     os.environ["GRPC_ADDRESS"] = f"127.0.0.1:{rpc_port}"  # for scripts that have no use for a URL
     with tempfile.TemporaryDirectory() as folder:
-        gateway_options = (*ALIASES, "--grpc-port", str(rpc_port))
+        os.environ["OLLAMA_ADMIN_KEY"] = admin = secrets.token_hex(16)
+        gateway_options = (*ALIASES, "--grpc-port", str(rpc_port), "--orders-key", admin)
         async with Cluster(
             Path(folder), model=ROOT / "demo", transport="shm", kv_memory_mb=64, gateway_options=gateway_options
         ) as cluster:

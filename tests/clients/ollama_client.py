@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -156,6 +157,27 @@ def models() -> None:
     assert [one.status for one in client.pull(MODEL, stream=True)][-1] == "success"
 
 
+@case("create, copy and delete by an admin's key")
+def made() -> None:
+    admin = ollama.Client(host=HOST, headers={"Authorization": f"Bearer {os.environ['OLLAMA_ADMIN_KEY']}"})
+    made = admin.create("mario", from_=MODEL, system="You are Mario.", parameters={"temperature": 0, "num_predict": 5})
+    assert made.status == "success"
+    assert [one.status for one in admin.create("mario", from_="mario", stream=True)][-1] == "success"
+    assert admin.copy("mario", "luigi").status == "success"
+    assert 'SYSTEM "You are Mario."' in (client.show("luigi").modelfile or "")
+    assert client.chat("luigi", [said("Hello!")]).eval_count == 5
+    for name in ("mario", "luigi"):
+        assert admin.delete(name).status == "success"
+    for ask in (lambda: admin.pull("llama3.2"), lambda: admin.delete(MODEL), lambda: client.show("luigi")):
+        try:
+            ask()
+        except ollama.ResponseError as error:
+            found = error.status_code
+        else:
+            found = 200
+        assert found in (400, 404, 409)
+
+
 @case("errors have a status and words")
 def errors() -> None:
     wrong = (
@@ -163,7 +185,7 @@ def errors() -> None:
         (404, lambda: list(client.generate("no-such", "Hello!", stream=True))),
         (400, lambda: client.generate(MODEL, "Hello!", template="{{ .Prompt }}")),
         (400, lambda: client.embed(MODEL, "Hello!")),
-        (400, lambda: client.create("mario", from_=MODEL)),
+        (401, lambda: client.create("mario", from_=MODEL)),
         (400, lambda: client.push(MODEL)),
     )
     for status, ask in wrong:

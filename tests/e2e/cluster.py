@@ -156,7 +156,9 @@ class Cluster:
                 module = f"services.{service}"
                 if is_tuned(service, options):
                     module, options = "tests.e2e.tuned", [service, *options]
-                self.processes[name] = await preloaded.start(module, options, loads=loads, env=env, files=files)
+                self.processes[name] = await preloaded.start(
+                    module, options, loads=loads, env=env, files=files, leaves_at_once=True
+                )
             else:  # another release
                 self.processes[name] = await asyncio.create_subprocess_exec(
                     *(sys.executable, "-m", f"services.{service}", *options),

@@ -55,11 +55,14 @@ class Up:
 
 
 @contextlib.asynccontextmanager
-async def up(model: Path, data: Path, *options: str, **variables: str) -> AsyncIterator[Up]:
-    """One that serves the model, with no settings of this environment but `variables`; killed at the end if it still runs."""
-    port = own_port()
+async def up(model: Path | None, data: Path, *options: str, **variables: str) -> AsyncIterator[Up]:
+    """One that serves the model, or those of `options`; without settings of this environment but `variables`.
+
+    Killed at the end if it still runs.
+    """
+    port, served = own_port(), () if model is None or "--model" in options else ("--model", str(model))
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.up", "--model", str(model), "--port", str(port), "--data-dir", str(data)),
+        *(sys.executable, "-m", "services.up", *served, "--port", str(port), "--data-dir", str(data)),
         *("--kv-memory-mb", "8", "--drain-s", "5", *options),
         cwd=ROOT,
         env={key: value for key, value in os.environ.items() if not key.startswith("BATON_")} | variables,

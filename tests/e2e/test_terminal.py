@@ -72,7 +72,7 @@ async def test_bench_counts_what_it_asked_for(cluster: Cluster, tmp_path: Path) 
         "--output-len",
         "8",
     ]
-    options += ["--max-concurrency", "2", "--vocab-size", "60", "--e2e-slo-ms", "0.001", "--output", str(file)]
+    options += ["--max-concurrency", "2", "--e2e-slo-ms", "0.001", "--output", str(file)]
     code, out, err = await output("bench", *options)
     assert code == 0, out + err
     results = json.loads(file.read_text())["results"]
@@ -97,7 +97,7 @@ async def test_bench_of_chat_and_of_refusals(cluster: Cluster) -> None:
 
 async def test_bench_sweeps_with_vllm_s_words_and_leaves_a_report(cluster: Cluster, tmp_path: Path) -> None:
     vllm = ["--base-url", cluster.url, "--random-input-len", "8", "--random-output-len", "4", "--num-prompts", "3"]
-    vllm += ["--backend", "openai", "--vocab-size", "60", "--goodput", "e2el:60000", "--save-result", "--save-detailed"]
+    vllm += ["--backend", "openai", "--goodput", "e2el:60000", "--save-result", "--save-detailed"]
     vllm += ["--result-dir", str(tmp_path), "--result-filename", "run.json"]
     files = ["--output", f"{tmp_path / 'run.html'},{tmp_path / 'run.csv'}"]
     code, out, err = await output("bench", *vllm, "--sweep", "concurrency=1,3", *files)
@@ -122,7 +122,7 @@ async def test_bench_sweeps_with_vllm_s_words_and_leaves_a_report(cluster: Clust
 
 async def test_bench_says_that_no_rate_is_within_what_nobody_can_do(cluster: Cluster) -> None:
     """The step ends with the first answer, and the search with the step: that request met no other."""
-    options = ["--url", cluster.url, "--input-len", "8", "--output-len", "2", "--vocab-size", "60"]
+    options = ["--url", cluster.url, "--input-len", "8", "--output-len", "2"]
     options += ["--sweep", "max=1", "--e2e-slo-ms", "0.001", "--request-rate", "0.004"]
     code, out, err = await output("bench", *options)
     assert code == 1, out + err
@@ -137,7 +137,7 @@ async def test_an_interrupted_bench_prints_what_there_is(
 ) -> None:
     file = tmp_path / "bench.json"
     options = ["--url", cluster.url, "--num-prompts", "1000", "--request-rate", "0.01", "--arrivals", "constant"]
-    options += ["--input-len", "8", "--output-len", "2", "--vocab-size", "60", "--output", str(file)]
+    options += ["--input-len", "8", "--output-len", "2", "--output", str(file)]
     before = await ended(cluster)
     process = await start("bench", *options)
     async with asyncio.timeout(60):

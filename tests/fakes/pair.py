@@ -13,10 +13,10 @@ import msgspec
 from common.messages import Feature, Reserve, ReserveReply, SamplingParams, ToWorker, WorkerReply
 from decode.role import DecodeRole
 from kvtransfer.shm import ShmTransport
+from kvtransfer.transport import Transfers
 from prefill.role import PrefillRole
 from tests.fakes.device import settled
 from tests.fakes.worker import Bench, claim, new_fake_engine, new_job, running_bench
-from worker.context import Transfers
 
 
 class Pair:
@@ -72,12 +72,12 @@ class Pair:
 
 @asynccontextmanager
 async def running_worker(num_blocks: int = 60, **options: Any) -> AsyncIterator[Bench]:
-    """A worker whose pool others write to. `options`: its `name`, and those of `new_fake_engine`."""
-    name = options.pop("name", "w")
+    """A worker whose pool others write to. `options`: its `name` and `host_slots`, and those of `new_fake_engine`."""
+    name, host_slots = options.pop("name", "w"), options.pop("host_slots", 0)
     transport = ShmTransport()
     engine = new_fake_engine(num_blocks, allocate=transport.allocate, **options)
     try:
-        async with running_bench(engine, transport=transport, name=name) as bench:
+        async with running_bench(engine, transport=transport, name=name, host_slots=host_slots) as bench:
             region = await transport.open(engine.kv, engine.layout, 1)
             bench.context = replace(bench.context, transfers=Transfers(transport=transport, region=region))
             yield bench

@@ -43,16 +43,16 @@ from engine.cache.block_pool import BlockPool
 from engine.config import CacheConfig, EngineConfig
 from engine.fake.engine import FakeEngine
 from kvtransfer.local import LocalTransport
-from kvtransfer.transport import Transport
+from kvtransfer.transport import Transfers, Transport
 from tests.fakes.bus import MemoryBus
 from tests.fakes.copier import HandCopier
 from tests.fakes.device import HandThread, settled
-from worker.context import Background, KVCache, Messenger, Passes, RoleContext, ServedModel, Totals, Transfers
+from worker.context import Background, KVCache, Passes, RoleContext, ServedModel, Totals
 from worker.device.launcher import SteppingEngine, Threads
 from worker.device.pipeline import Pipeline
 from worker.device.prompt_budget import PromptBudget
 from worker.device.trials import Trials
-from worker.identity import Identity
+from worker.identity import Identity, Messenger
 from worker.roles import Roles
 from worker.serving.allocation import longest_sequence
 from worker.serving.jobs import ClaimedJob, FrameOutbox, JobIntake

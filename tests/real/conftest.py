@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from common.settings import ConfigError
-from services.up.fetch import fetched
+from services.runtime.models.packaged import fetched
 from tests.e2e.cluster import Cluster
 from tests.real import packages
 from tests.real.llama_cpp import LlamaCpp, decoded

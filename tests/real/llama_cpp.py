@@ -2,7 +2,7 @@
 
 Only what the tests ask: a file decoded to float32, tokens of a text, a chat's text, logprobs of every position. Weights, keys
 and values are float32, so that nothing is rounded which Baton's float32 keeps. Structs of parameters are bytes: the callee
-reads as many as it knows. The few fields that are set have known places, which `_set` checks by their defaults.
+reads as many as it knows. The few fields that are set have known places, which `set_field` checks by their defaults.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Parameters(ctypes.Structure):
     _fields_ = [("data", ctypes.c_uint8 * 512)]
 
 
-class _Batch(ctypes.Structure):
+class Batch(ctypes.Structure):
     _fields_ = [
         ("n_tokens", ctypes.c_int32),
         ("token", ctypes.POINTER(ctypes.c_int32)),
@@ -47,7 +47,7 @@ class LlamaCpp:
 
     def __init__(self, folder: Path, file: Path) -> None:
         """Load `file`. Raises RuntimeError where llama.cpp can't."""
-        self._library = library = _library(folder)
+        self._library = library = library_of(folder)
         self._model = library.llama_model_load_from_file(str(file).encode(), library.llama_model_default_params())
         if not self._model:
             raise RuntimeError(f"llama.cpp can't load {file}")
@@ -55,12 +55,12 @@ class LlamaCpp:
         self.bos = int(library.llama_vocab_bos(self._vocabulary))
         self.vocab_size = int(library.llama_vocab_n_tokens(self._vocabulary))
         parameters = library.llama_context_default_params()
-        _set(parameters, 0, "I", 512, _CONTEXT)  # n_ctx
-        _set(parameters, 4, "I", 2048, _BATCH)  # n_batch
-        _set(parameters, 8, "I", 512, _BATCH)  # n_ubatch
-        _set(parameters, 52, "i", -1, 0)  # flash_attn_type: off
-        _set(parameters, 104, "i", 1, 0)  # type_k: F32
-        _set(parameters, 108, "i", 1, 0)  # type_v: F32
+        set_field(parameters, 0, "I", 512, _CONTEXT)  # n_ctx
+        set_field(parameters, 4, "I", 2048, _BATCH)  # n_batch
+        set_field(parameters, 8, "I", 512, _BATCH)  # n_ubatch
+        set_field(parameters, 52, "i", -1, 0)  # flash_attn_type: off
+        set_field(parameters, 104, "i", 1, 0)  # type_k: F32
+        set_field(parameters, 108, "i", 1, 0)  # type_v: F32
         self._context = library.llama_init_from_model(self._model, parameters)
         if not self._context:
             raise RuntimeError(f"llama.cpp makes no context for {file}")
@@ -97,7 +97,7 @@ class LlamaCpp:
         for start in range(0, length, _BATCH):
             some = token_ids[start : start + _BATCH]
             count = len(some)
-            batch = _Batch(
+            batch = Batch(
                 n_tokens=count,
                 token=(ctypes.c_int32 * count)(*some),
                 pos=(ctypes.c_int32 * count)(*range(start, start + count)),
@@ -111,10 +111,10 @@ class LlamaCpp:
 
 def decoded(folder: Path, file: Path, into: Path) -> Path:
     """Write `file` with all weights as float32. Raises RuntimeError."""
-    library = _library(folder)
+    library = library_of(folder)
     parameters = library.llama_model_quantize_default_params()
-    _set(parameters, 4, "i", 7, 0)  # ftype: F32
-    _set(parameters, 16, "?", False, True)  # allow_requantize
+    set_field(parameters, 4, "i", 7, 0)  # ftype: F32
+    set_field(parameters, 16, "?", False, True)  # allow_requantize
     if library.llama_model_quantize(str(file).encode(), str(into).encode(), ctypes.byref(parameters)):
         raise RuntimeError(f"llama.cpp can't decode {file}")
     return into
@@ -126,7 +126,7 @@ def _normal(logits: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, np
     return logits
 
 
-def _set(parameters: _Parameters, at: int, form: str, default: object, value: object) -> None:
+def set_field(parameters: _Parameters, at: int, form: str, default: object, value: object) -> None:
     """Write the field at this place, where the default must stand now: else the struct is another version's."""
     data = memoryview(parameters.data).cast("B")
     (found,) = struct.unpack_from(form, data, at)
@@ -134,7 +134,7 @@ def _set(parameters: _Parameters, at: int, form: str, default: object, value: ob
     struct.pack_into(form, data, at, value)
 
 
-def _library(folder: Path) -> Any:
+def library_of(folder: Path) -> Any:
     """libllama with the types of what is called; a process loads it once. Its log is not shown."""
     base = ctypes.CDLL(str(folder / "libggml-base.so"), mode=ctypes.RTLD_GLOBAL)
     (ggml,) = folder.glob("libggml.v*.so")
@@ -161,7 +161,7 @@ def _library(folder: Path) -> Any:
         "llama_free": (None, [pointer]),
         "llama_get_memory": (pointer, [pointer]),
         "llama_memory_clear": (None, [pointer, ctypes.c_bool]),
-        "llama_decode": (number, [pointer, _Batch]),
+        "llama_decode": (number, [pointer, Batch]),
         "llama_get_logits": (ctypes.POINTER(ctypes.c_float), [pointer]),
     }
     for name, (result, arguments) in types.items():

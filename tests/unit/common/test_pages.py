@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from common.messages import KVLayout as KVLayoutOfMessages
-from common.pages import KVLayout, PagePart
+from common.pages import KVGroup, KVLayout, PagePart
+from common.words import Keeps
 
 PLAIN = KVLayout(num_blocks=7, num_layers=2, block_size=16, num_kv_heads=4, head_dim=8, dtype="bfloat16")
 KEYS = PagePart(layers=2, planes=2, heads=4, dim=8, dtype="bfloat16")
@@ -47,7 +48,7 @@ def test_an_older_peers_layout_has_keys_and_values_of_all_heads() -> None:
 
     layout = msgspec.msgpack.decode(msgspec.msgpack.encode(older), type=KVLayout)
 
-    assert layout.pages == (msgspec.structs.replace(KEYS, all_heads=4),)
+    assert layout.pages == (msgspec.structs.replace(KEYS, all_heads=4, all_dim=8, all_layers=2),)
     assert layout.compatible_with(PLAIN)
 
 
@@ -76,6 +77,38 @@ def test_other_heads_of_the_same_model_are_not_compatible() -> None:
     assert not halves[0].compatible_with(halves[1])
     assert not halves[0].compatible_with(PLAIN)
     assert halves[0].compatible_with(halves[0])
+
+
+def rank_of(part: PagePart, rank: int, ranks: int) -> PagePart:
+    if ranks == 1:
+        return part
+    heads = max(1, part.heads // ranks)
+    return msgspec.structs.replace(part, heads=heads, first_head=rank * part.heads // ranks, all_heads=part.heads)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+def test_ranks_of_any_width_keep_the_same_of_a_model_and_another_model_does_not(ranks: int) -> None:
+    group = KVGroup(keeps=Keeps.STATE, parts=(STATE,), blocks_per_entry=4)
+    whole = msgspec.structs.replace(PLAIN, parts=(KEYS,), groups=(group,))
+    blocks = 4 if ranks == 1 else 2
+    own = msgspec.structs.replace(group, parts=(rank_of(STATE, ranks - 1, ranks),), blocks_per_entry=blocks)
+    rank = msgspec.structs.replace(whole, parts=(rank_of(KEYS, ranks - 1, ranks),), groups=(own,))
+
+    assert whole.same_model(rank)
+    assert rank.same_model(whole)
+    assert rank.is_cut == (ranks > 1)
+    assert rank.whole_pages == whole.whole_pages
+    assert not rank.same_model(PLAIN)
+    assert not rank.same_model(msgspec.structs.replace(whole, block_size=32))
+    assert not rank.same_model(msgspec.structs.replace(whole, parts=(msgspec.structs.replace(KEYS, dim=16),)))
+
+
+def test_runs_of_a_convolutions_channels_are_a_share_of_its_one_head() -> None:
+    whole = PagePart(layers=1, planes=3, heads=1, dim=24, dtype="bfloat16", per_token=False)
+    rank = msgspec.structs.replace(whole, dim=12, all_dim=24, channels=((4, 4), (16, 8)))
+
+    assert (rank.whole, rank.is_cut) == (whole.whole, True)
+    assert (rank.kept, whole.kept) == (((8, 8), (32, 16)), ((0, 48),))
 
 
 def test_an_unknown_dtype_is_named() -> None:

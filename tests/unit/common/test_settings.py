@@ -150,7 +150,7 @@ def test_keys_may_lie_in_a_file_and_are_warned_of_on_a_command_line(
         (["--max-num-seqs", "7"], "max_sequences", 7),
         (["--max-num-batched-tokens", "900"], "max_batch_tokens", 900),
         (["--api-key", "k"], "api_keys", "k"),
-        (["--tensor-parallel-size", "1", "--enable-auto-tool-choice", "--max-model-len=99"], "max_model_len", 99),
+        (["-tp", "2", "-pp", "1", "--enable-auto-tool-choice", "--max-model-len=99"], "tensor_parallel_size", "2"),
         (["docs"], "model", Path("docs")),
     ],
 )
@@ -170,7 +170,7 @@ def test_nothing_is_not_auto_where_a_person_writes_it() -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--tensor-parallel-size", "2"], "--tensor-parallel-size 2: a model runs on one GPU"),
+        (["-pp", "0"], "--pipeline-parallel-size (BATON_PIPELINE_PARALLEL_SIZE): 1 or more is needed"),
         (["--gpu-memory-utilization", "0.9"], "unknown option --gpu-memory-utilization (--kv-memory-mb"),
         (["--tokenizer=x"], "unknown option --tokenizer (it is the one in --model's folder)"),
         (["--enable-lora"], "unknown option --enable-lora (LoRA is not served: merge the adapter into the weights"),
@@ -337,7 +337,10 @@ def test_the_automatic_transport_is_the_devices(device: str, transport: str) -> 
     ucx = WorkerServiceSettings(device=device, transport="ucx:fd00::7")
     assert (ucx.kv_transport, ucx.transport_host) == ("ucx", "fd00::7")
     assert WorkerServiceSettings(device=device, transport="ucx").transport_host == "127.0.0.1"
-    with pytest.raises(ConfigError, match="auto, shm, cuda_ipc, ucx, local or ucx:HOST is needed"):
+    quiet = WorkerServiceSettings(device=device, transport="ucx:fd00::7,no-pull")
+    assert (quiet.kv_transport, quiet.transport_host, quiet.pulls, ucx.pulls) == ("ucx", "fd00::7", False, True)
+    assert WorkerServiceSettings(device=device, transport="auto,no-pull").kv_transport == transport
+    with pytest.raises(ConfigError, match="cuda_ipc, ucx, local or ucx:HOST, which ,no-pull may follow, is needed"):
         load("--transport", "shm:10.0.0.7")
 
 
@@ -413,7 +416,7 @@ def test_a_model_in_the_hubs_cache_is_found_by_its_id(
     assert (worker.model, worker.served_name) == (latest.model, latest.served_name)  # type: ignore[attr-defined]
     pinned = load("--model", "Qwen/Qwen3-0.6B@beef", "--served-model-name", "q", kind=UpSettings)
     assert (pinned.model, pinned.served_name) == (folder / "snapshots" / "beef", "q")  # type: ignore[attr-defined]
-    assert "hf download Qwen/Qwen4" in no_model(load("--model", "Qwen/Qwen4").model)  # type: ignore[attr-defined]
+    assert "baton pull Qwen/Qwen4" in no_model(load("--model", "Qwen/Qwen4").model)  # type: ignore[attr-defined]
 
 
 def test_a_gateway_serves_one_model_or_those_that_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -155,6 +155,11 @@ def test_only_pods_with_gpus_go_to_their_nodes() -> None:
         assert pod.get("nodeSelector", {}) == ({"gpu": "h200"} if with_gpus else {})
 
 
+def test_a_worker_gets_one_gpu_unless_it_has_ranks() -> None:
+    limits = [container["resources"]["limits"] for container, _ in pods({}) if container["image"].endswith("-cuda")]
+    assert {limit["nvidia.com/gpu"] for limit in limits if "nvidia.com/gpu" in limit} == {"1"}
+
+
 def test_a_pool_says_what_differs_from_the_defaults() -> None:
     own = EVERYTHING["pools"]
     workers = manifests(values(pools=own), "workers")
@@ -164,7 +169,8 @@ def test_a_pool_says_what_differs_from_the_defaults() -> None:
     assert [one["image"].rpartition("-")[2] for one in (on_cpus, on_gpus)] == ["cpu", "cuda"]
     assert on_cpus["args"] == ["worker", "--threads", "2"]
     assert on_cpus["resources"] == own["cpu"]["resources"]
-    assert on_gpus["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert on_gpus["resources"]["limits"]["nvidia.com/gpu"] == "4"  # one for each rank
+    assert {"name": "BATON_TENSOR_PARALLEL_SIZE", "value": "4"} in on_gpus["env"]
     assert (cpu["affinity"], "podAffinity" in coder["affinity"]) == (own["cpu"]["affinity"], True)
     assert {"name": "BATON_MODEL", "value": "/models/coder"} in on_gpus["env"]
 

@@ -65,7 +65,9 @@ def fault_of(words: Sequence[str]) -> str:
         return f"unknown command {name!r}"
     kind = settings_of(name)
     if kind is None:
-        return "" if not rest or rest[0] in VALUES[name] else f"unknown word {rest[0]!r}"
+        return (
+            "" if not rest or rest[0] in VALUES.get(name, rest) else f"unknown word {rest[0]!r}"
+        )  # names are anybody's
     rest = [word for word in rest if word not in ("--help", "--help-all")]
     try:
         parser_of(kind, name).parse_args(translated(rest)[0] if name == "bench" else rest)

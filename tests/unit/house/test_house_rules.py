@@ -90,16 +90,19 @@ def test_the_environment_is_read_in_one_place() -> None:
     allowed = {
         "services/runtime/loading.py",
         "services/runtime/hub.py",  # the hub's own variables
+        "services/runtime/models/modelscope.py",  # ModelScope's own variable
+        "services/runtime/models/registry.py",  # Docker's own variable
         "cli/reach.py",  # OpenAI's own variables
         "cli/torch_build.py",  # make's and pip's own variables, before anything is installed
-        "services/worker/gpu.py",  # CUDA's own variable
+        "services/rank/gpu.py",  # CUDA's own variable
         "services/runtime/servers.py",  # hands a few on to NATS and Redis
         "gateway/children/child.py",  # hands Python's own on
-        "services/up/child.py",  # hands the environment on to its children
+        "services/runtime/commands.py",  # hands the environment on to children
         "services/nursery/__main__.py",  # does so without exec
         "kvtransfer/ucx/wire.py",  # UCX's own variables
         "engine/kernels/device.py",  # Triton's own variable
         "engine/processor.py",  # oneDNN's own variable
+        "engine/kernels/native/__init__.py",  # CC and XDG_CACHE_HOME
         "gateway/answers/tokenizer.py",  # tokenizers' own variable
         "services/runtime/tracer.py",  # OpenTelemetry's own variables
     }

@@ -1,0 +1,59 @@
+"""Workers of several stages, each a process, hand over to workers of other depths and widths, and answer as one process does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.wide import check
+from tests.models import build_tiny_model
+from tests.unit.engine.families.catalogue import CASES
+
+STAGES, RANKS = True, False
+ALIKE = ["--disable-hybrid-kv-cache-manager"]
+
+
+async def test_a_worker_of_two_stages_hands_over_to_one_process(tmp_path: Path) -> None:
+    await check(tmp_path, prefill=2, decode=1, are_stages=(STAGES, STAGES))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("transport", ["shm", "ucx"])
+@pytest.mark.parametrize(("prefill", "decode"), [(1, 2), (2, 2), (2, 4), (4, 2), (3, 2), (1, 4)])
+async def test_depths_hand_over_to_each_other(prefill: int, decode: int, transport: str, tmp_path: Path) -> None:
+    model = build_tiny_model(tmp_path / "llama", "llama", num_hidden_layers=5)
+    await check(tmp_path, prefill=prefill, decode=decode, model=model, are_stages=(STAGES, STAGES), transport=transport)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("are_stages", [(STAGES, RANKS), (RANKS, STAGES)])
+async def test_stages_and_ranks_hand_over_to_each_other(are_stages: tuple[bool, bool], tmp_path: Path) -> None:
+    await check(tmp_path, prefill=2, decode=2, are_stages=are_stages)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("prefill", "decode"), [(1, 2), (2, 1)])
+@pytest.mark.parametrize("name", ["gpt_oss", "deepseek_v3", "gemma3", "mixtral"])
+async def test_windows_latents_and_experts_are_handed_over(
+    name: str, prefill: int, decode: int, tmp_path: Path
+) -> None:
+    case = next(case for case in CASES if case.name == name)
+    options = {} if case.max_model_len is None else {"max_model_len": case.max_model_len}
+    model = case.build(tmp_path / name)
+    await check(
+        tmp_path, prefill=prefill, decode=decode, model=model, are_stages=(STAGES, STAGES), flags=ALIKE, **options
+    )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("prefill", "decode"), [(1, 2), (2, 1), (2, 2)])
+async def test_windows_in_blocks_of_their_own_are_handed_over(prefill: int, decode: int, tmp_path: Path) -> None:
+    """With three layers of each kind, of which the stages have 2 and 1, and 1 and 2: an entry has more blocks than alone."""
+    case = next(case for case in CASES if case.name == "gpt_oss")
+    fields = {key: value for key, value in case.fields.items() if key != "layer_types"} | {"num_hidden_layers": 6}
+    model = replace(case, fields=fields).build(tmp_path / "model")
+    await check(
+        tmp_path, prefill=prefill, decode=decode, model=model, are_stages=(STAGES, STAGES), flags=["--block-size", "8"]
+    )

@@ -1,0 +1,102 @@
+"""A whole Baton whose workers have so many ranks or stages each, and what it must answer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.e2e.asking import all_idle, complete, until, watching
+from tests.e2e.cluster import Cluster
+from tests.models import build_tiny_model
+from tests.reference import greedy_tokens
+
+NEW_TOKENS = 12
+LENGTHS = (1, 16, 33, 150)  # the cluster's token budget is 64: 150 tokens are three chunks
+
+
+class WideCluster(Cluster):
+    """`widths`: a worker's ranks, or stages (`depths`), by its name; 1 for the others. All take `flags`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        widths: Mapping[str, int] | None = None,
+        depths: Mapping[str, int] | None = None,
+        flags: Sequence[str] = (),
+        **options: object,
+    ) -> None:
+        super().__init__(folder, **options)  # type: ignore[arg-type]
+        self._widths, self._depths, self._more = widths or {}, depths or {}, flags
+
+    def _worker_flags(self, name: str) -> list[str]:
+        ranks = ["-tp", str(self._widths.get(name, 1)), "-pp", str(self._depths.get(name, 1))]
+        return [*super()._worker_flags(name), *ranks, *self._more]
+
+
+def ranks_of(leader: int) -> list[int]:
+    """The processes of a worker's further ranks; none while it starts none."""
+    try:
+        children = Path(f"/proc/{leader}/task/{leader}/children").read_text().split()
+    except FileNotFoundError:
+        return []
+    return [int(child) for child in children if b"services.rank" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+def pools_of(process: int) -> set[Path]:
+    """The pool in shared memory that a process made: it has its lock."""
+    own = {os.readlink(link) for link in Path(f"/proc/{process}/fd").iterdir() if link.is_symlink()}
+    return {Path(name) for name in own if "/dev/shm/baton-kv-" in name and os.stat(name).st_size}
+
+
+async def check(
+    tmp_path: Path,
+    *,
+    prefill: int,
+    decode: int,
+    model: Path | None = None,
+    are_stages: tuple[bool, bool] = (False, False),
+    **options: object,
+) -> None:
+    """Prompts alone, again with cached prefixes, and in a batch. `are_stages`: of the prefill and the decode worker."""
+    model = model or build_tiny_model(tmp_path / "llama", "llama")
+    rng = random.Random(7)
+    prompts = [[rng.randrange(10, 400) for _ in range(length)] for length in LENGTHS]
+    mixed = [[rng.randrange(10, 400) for _ in range(rng.randint(1, 120))] for _ in range(8)]
+    expected = greedy_tokens(model, [*prompts, *mixed], NEW_TOKENS)
+    processes = {"prefill-0": prefill, "decode-0": decode}
+    depths = {name: count for (name, count), is_deep in zip(processes.items(), are_stages, strict=True) if is_deep}
+    widths = {name: count for name, count in processes.items() if name not in depths}
+    options = {"max_batch_tokens": 64, **options}
+    async with (
+        WideCluster(tmp_path / "run", model=model, widths=widths, depths=depths, **options) as cluster,
+        watching(cluster) as (_, peers),
+        httpx.AsyncClient(base_url=cluster.url, timeout=60) as client,
+    ):
+        ask = partial(complete, client, max_tokens=NEW_TOKENS)
+        alone = [await ask(prompt) for prompt in prompts]
+        again = [await ask(prompt) for prompt in prompts]
+        batch = await asyncio.gather(*map(ask, mixed))
+        await until(peers, lambda states: len(states) == 2 and all_idle(states))
+        states = peers.states
+    answers = [*alone, *again, *batch]
+    assert [answer["tokens"] for answer in answers] == [*expected[: len(LENGTHS)], *expected]
+    size = states["decode-0"].region.layout.block_size  # a large state needs larger blocks
+    assert [cached_of(answer) for answer in again] == [(length - 1) // size * size for length in LENGTHS]
+    assert {name: len(state.region.each) for name, state in states.items()} == processes
+    assert states["decode-0"].totals.refused_handoffs == 0
+    totals, layout = states["prefill-0"].totals, states["prefill-0"].region.layout
+    sent = sum(part.block_bytes(size) for part in layout.whole_pages) if are_stages[0] else prefill * layout.block_bytes
+    assert totals.pushed_bytes == totals.pushed_blocks * sent
+
+
+def cached_of(answer: dict[str, Any]) -> int:
+    """Cached tokens of the prompt."""
+    return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
