@@ -3,8 +3,9 @@
     python -m benchmarks.sessions --out DIR                                       demo model on a CPU, in minutes
     python -m benchmarks.sessions --out DIR --device cuda --model F --agents 32 --context 32000 --turns 12
 
-Each arm is a whole Baton with one worker (`baton up`): real NATS, Redis, gateway. Both arms play the same sessions, with a pool
-for a third of their KV; the arm `host` has a tier for twice all of it. `benchmarks/sessions/trace.py` has the sessions' shape.
+Each arm is a whole Baton with one worker (`baton up`): real NATS, Redis, gateway. All arms play the same sessions, with a pool
+for a third of their KV; the arm `host` has a tier for twice all of it, `files` host memory for a third and files for twice all
+of it, in `--out`. `benchmarks/sessions/trace.py` has the sessions' shape.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import statistics
 import sys
 import tempfile
@@ -20,22 +22,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import torch
 
 from benchmarks.environment import ROOT, describe
 from benchmarks.results_format import Result, ResultsPage, notes_of
 from benchmarks.sessions.agents import Asked, play
+from benchmarks.sessions.baton import running, token_bytes
 from benchmarks.sessions.costs import Costs, measure
 from benchmarks.sessions.trace import CONTEXT, TURNS, longest_prompt, sessions
-from benchmarks.up import serving
-from engine.cache.pages import page_parts
-from engine.families import read_model_spec
 
-START_S = 240.0
 ARMS = ("pool", "host")
 POOL_SHARE = 1 / 3  # of the working set
 HOST_TIMES = 2.0
+HOST_ABOVE_FILES = 1 / 3
 FOUND_TARGET = 90.0  # % of reusable tokens, with the tier
 TTFT_TARGET = 10.0  # % of the first token's median without it
 HIT_TARGET = 45.0  # ms, 8,000 tokens from host memory and 256 computed, Llama-3.1-8B's shape on one H200
@@ -55,21 +54,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         pause_s=options.pause_s,
         vocab_size=int(config["vocab_size"]),
     )
-    working_set_mb = options.agents * longest_prompt(played[0]) * _token_bytes(options) / (1 << 20)
+    working_set_mb = options.agents * longest_prompt(played[0]) * token_bytes(options.model, options.device) / (1 << 20)
     pool_mb = options.kv_memory_mb or max(1, round(POOL_SHARE * working_set_mb))
     facts["sessions"] = (
         f"{options.agents} agents, {options.turns} turns, {options.context} tokens a prompt (recorded: {TURNS}, {CONTEXT}), "
         f"{options.pause_s:g} s between turns; {working_set_mb:.0f} MiB of KV, a pool of {pool_mb}"
     )
     page = ResultsPage(
-        options.out, "sessions", title="Agents' sessions", facts=facts, notes=notes_of("sessions", options.out)
+        options.out, options.name, title="Agents' sessions", facts=facts, notes=notes_of(options.name, options.out)
     )
     medians = dict[str, float]()
     costs = dict[str, Costs]()
-    pool_tokens = round(pool_mb * (1 << 20) / _token_bytes(options))
+    pool_tokens = round(pool_mb * (1 << 20) / token_bytes(options.model, options.device))
     for arm in options.arms.split(","):
-        host_mb = (options.kv_host_mb or round(HOST_TIMES * working_set_mb)) if arm == "host" else 0
-        with _serving(options, arm, pool_mb=pool_mb, host_mb=host_mb) as url:
+        with _serving(options, arm, pool_mb=pool_mb, working_set_mb=working_set_mb) as url:
             began_at = time.monotonic()
             asked = asyncio.run(play(url, options.model.resolve().name, played))
             _report(page, arm, asked, time.monotonic() - began_at)
@@ -100,7 +98,7 @@ def _report(page: ResultsPage, arm: str, asked: Sequence[Asked], seconds: float)
     found = 100 * sum(min(each.cached, each.reusable) for each in done) / max(1, reusable)
     ttft = [1000 * each.ttft_s for each in done if each.turn]
     page.add(
-        _percent(f"{arm}_found", found, "% of reusable tokens", target=FOUND_TARGET if arm == "host" else None),
+        _percent(f"{arm}_found", found, "% of reusable tokens", target=None if arm == "pool" else FOUND_TARGET),
         Result(name=f"{arm}_ttft_p50", value=statistics.median(ttft), unit="ms", better="lower"),
         Result(name=f"{arm}_turns_per_s", value=len(done) / seconds, unit="1/s", better="higher"),
     )
@@ -126,31 +124,18 @@ def _percent(name: str, value: float, unit: str, *, target: float | None, better
     return Result(name=name, value=value, unit=unit, better="lower" if better == "lower" else "higher", target=target)
 
 
-def _token_bytes(options: argparse.Namespace) -> float:
-    """Bytes that a token keeps in blocks of tokens."""
-    model = read_model_spec(options.model, device=options.device)
-    parts = page_parts(model, model.dtype if options.device != "cpu" else "float32")
-    return sum(part.block_bytes(16) for part in parts if part.per_token) / 16
-
-
 @contextmanager
-def _serving(options: argparse.Namespace, arm: str, *, pool_mb: int, host_mb: int) -> Iterator[str]:
-    """A whole Baton as `baton up` starts it, until the block ends; its address."""
-    with tempfile.TemporaryDirectory(prefix="baton-sessions-") as data:
-        command = [sys.executable, "-m", "services.up", "--model", str(options.model), "--port", str(options.port)]
-        command += ["--device", options.device, "--prefill", "0", "--decode", "1", "--data-dir", data]
-        command += ["--kv-memory-mb", str(pool_mb), "--kv-host-mb", str(host_mb), *options.up.split()]
-        try:
-            with serving(command, cwd=ROOT, log=options.out / f"{arm}_up.log", ready_s=START_S):
-                url = f"http://127.0.0.1:{options.port}"
-                yield url
-                metrics = httpx.get(f"{url}/metrics", timeout=30).text.splitlines()
-                told = ("baton_worker_host_tier", "baton_worker_cache_hit")
-                lines = [line for line in metrics if line.startswith(told)]
-                (options.out / f"{arm}_metrics.txt").write_text("\n".join(lines) + "\n")
-        finally:
-            for log in Path(data, "logs").glob("*.log"):
-                (options.out / f"{arm}_{log.name}").write_text(log.read_text(errors="replace")[-200_000:])
+def _serving(options: argparse.Namespace, arm: str, *, pool_mb: int, working_set_mb: float) -> Iterator[str]:
+    """A whole Baton with the tiers of an arm, until the block ends; its address."""
+    host_mb = options.kv_host_mb or math.ceil((HOST_ABOVE_FILES if arm == "files" else HOST_TIMES) * working_set_mb)
+    up = ["--kv-memory-mb", str(pool_mb), "--kv-host-mb", str(0 if arm == "pool" else host_mb), *options.up.split()]
+    with tempfile.TemporaryDirectory(prefix="baton-files-", dir=options.out) as files:
+        if arm == "files":
+            up += ["--kv-disk", f"{files}:{math.ceil(HOST_TIMES * working_set_mb)}"]
+        with running(
+            options.model, device=options.device, port=options.port, out=options.out, arm=arm, options=up
+        ) as url:
+            yield url
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -160,7 +145,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--model", type=Path, default=ROOT / "demo", help="folder of a model; default: the demo model")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--arms", default=",".join(ARMS), help="pool, host or both, by comma")
+    parser.add_argument("--arms", default=",".join(ARMS), help="of pool, host and files, by comma")
     parser.add_argument("--agents", type=int, default=8)
     parser.add_argument("--turns", type=int, default=8, help=f"of a session; recorded: {TURNS}")
     parser.add_argument("--context", type=int, default=300, help=f"tokens of the mean prompt; recorded: {CONTEXT}")
@@ -170,6 +155,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--hit-tokens", type=int, default=0, help="measure a prompt of so many tokens pushed out of the pool, too"
     )
+    parser.add_argument("--name", default="sessions", help="of the results page")
     parser.add_argument("--port", type=int, default=8390)
     parser.add_argument("--up", default="", help="further options of `baton up`")
     return parser.parse_args(arguments)
