@@ -29,7 +29,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DiscardPolicy, RetentionPolic
 from common import subjects
 from common.errors import InvalidRequestError, MalformedMessageError, OverloadedError, UnavailableError, text_of
 from common.messages import Job, decode, encode, job_decoder
-from common.wire import ERRORS, MESSAGE_ID, Wire
+from common.wire import ERRORS, MESSAGE_ID, Wire, add_stream
 
 log = logging.getLogger("baton.job_queue")
 
@@ -124,7 +124,7 @@ class JobStream:
         try:
             for config in (jobs, dead):
                 try:
-                    await self._jetstream.add_stream(config)
+                    await add_stream(self._jetstream, config)
                 except nats.js.errors.BadRequestError:  # another release created it: the last process to start decides
                     await self._update(config)
         except ERRORS as error:

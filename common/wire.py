@@ -29,6 +29,8 @@ import nats.js.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
+from nats.js import JetStreamContext
+from nats.js.api import StreamConfig
 
 from common.access import inbox_of, read_login
 from common.errors import UnavailableError, text_of
@@ -46,6 +48,8 @@ ERRORS = (nats.errors.Error, OSError, TimeoutError)
 OVERRIDDEN = ("_process_msg", "_init_request_sub", "_process_headers", "_error_cb")
 READ = ("_subs", "_resp_map", "_resp_sub_prefix")
 ARGUMENTS = ["sid", "subject", "reply", "data", "headers"]  # the arguments of `_process_msg`
+STORE_TRIES, STORE_AGAIN_S = 20, 0.1
+_NO_STORE = 10049  # JetStream's code of an error while it makes a stream's folder
 LOST = "speed: each message takes a queue and a task of its subscription, each answer a timer"
 
 
@@ -221,6 +225,23 @@ class Wire(Client):  # type: ignore[misc]  # nats-py has no types
         answer = self._resp_map.get(message.subject.rpartition(".")[2])
         if answer is not None and not answer.done():
             answer.set_result(message)
+
+
+async def add_stream(jetstream: JetStreamContext, config: StreamConfig) -> None:
+    """Create a stream. The server's failure to make its folder is tried again for two seconds.
+
+    nats-server removes the folder of a deleted stream later: who makes it again at that moment gets error 10049.
+    Raises nats-py's errors: BadRequestError where the stream exists with another configuration.
+    """
+    for _ in range(STORE_TRIES):
+        try:
+            await jetstream.add_stream(config)
+            return
+        except nats.js.errors.ServerError as error:
+            if error.err_code != _NO_STORE:
+                raise
+        await asyncio.sleep(STORE_AGAIN_S)
+    await jetstream.add_stream(config)
 
 
 def lacking(client: Client) -> list[str]:

@@ -28,7 +28,7 @@ from nats.js.api import (
 from nats.js.client import JetStreamContext
 
 from common.errors import InvalidRequestError, ServingError, UnavailableError, text_of
-from common.wire import ERRORS, Wire
+from common.wire import ERRORS, Wire, add_stream
 from gateway.keeping.layout import Layout
 
 API_TIMEOUT_S = 5.0  # a disk may be slow
@@ -311,7 +311,7 @@ class KeptStreams:
     async def _make_streams(self) -> None:
         for config in self.layout.streams():
             try:
-                await self._js.add_stream(config)
+                await add_stream(self._js, config)
             except nats.js.errors.BadRequestError:  # it exists with another configuration
                 await self._js.update_stream(config)
 

@@ -20,7 +20,7 @@ from nats.js.api import DiscardPolicy, RawStreamMsg, StorageType, StreamConfig
 from common import subjects
 from common.errors import UnavailableError, text_of
 from common.tasks import cancel_all
-from common.wire import ERRORS, Wire
+from common.wire import ERRORS, Wire, add_stream
 from gateway.tenants.register import NOTHING, Change, Register, register_decoder
 from gateway.tenants.tenants import Tenants
 from gateway.tenants.usage import DAY_S, KEEP_DAYS, Usage, UsageRecord, usage_decoder
@@ -203,7 +203,7 @@ class KeptKeys:
 
     async def _ensure(self, config: StreamConfig) -> None:
         try:
-            await self._asked(self._js.add_stream(config))
+            await self._asked(add_stream(self._js, config))
         except nats.js.errors.BadRequestError:
             pass  # it exists with another configuration
         except ERRORS as error:

@@ -9,8 +9,10 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import nats
+import nats.js.errors
 import pytest
-from nats.js.api import StorageType
+from nats.js import JetStreamContext
+from nats.js.api import StorageType, StreamConfig
 
 from common import subjects
 from common.bus import NatsSettings, connect_bus
@@ -22,6 +24,7 @@ from common.messages import (
     frame_decoder,
     worker_reply_decoder,
 )
+from common.wire import add_stream
 from services.runtime.servers import run_nats
 from tests.integration.bus.looks import PATIENT, a_job, some_jobs
 from tests.integration.waiting import LIMIT_S, eventually
@@ -34,6 +37,29 @@ async def test_a_stream_that_another_release_made_for_good_is_named_with_the_rem
         with pytest.raises(UnavailableError, match=f"nats stream rm {subjects.JOBS_STREAM}"):
             async with connect_bus(NatsSettings(url=server.url), name="test", limits=PATIENT):
                 pass
+
+
+async def test_a_stream_is_made_as_soon_as_its_folder_can_be(tmp_path: Path) -> None:
+    """nats-server removes a deleted stream's folder later, and refuses to make it until then. A file stands for that folder."""
+    async with run_nats(data_dir=tmp_path) as server, await nats.connect(server.url) as raw:
+        jetstream = raw.jetstream()
+        await jetstream.add_stream(name="other", subjects=["other"], storage=StorageType.FILE)
+        [other] = tmp_path.rglob("streams/other")
+        in_the_way = other.with_name("mine")
+        in_the_way.touch()
+        refused: list[BaseException] = []
+
+        async def add(config: StreamConfig) -> None:
+            try:
+                await JetStreamContext.add_stream(jetstream, config)
+            except nats.js.errors.ServerError as error:
+                refused.append(error)
+                in_the_way.unlink(missing_ok=True)  # the server may have cleared it
+                raise
+
+        await add_stream(Mock(add_stream=add), StreamConfig(name="mine", subjects=["mine"], storage=StorageType.FILE))
+        assert len(refused) == 1
+        assert (await jetstream.stream_info("mine")).config.storage == StorageType.FILE
 
 
 async def test_connecting_to_nothing_says_where_it_tried_once_and_not_the_password(
