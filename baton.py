@@ -28,6 +28,7 @@ FOLDER = Path(__file__).resolve().parent
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 EMBEDDINGS, SCORE, CLASSIFY = "/v1/embeddings", "/score", "/classify"
 MAX_TOKENS = 16  # vLLM's default
+END_S = 10.0  # for the engine's process to end when told, before it is killed
 
 
 class BatonError(Exception):
@@ -106,6 +107,7 @@ class LLM:
             raise BatonError((told or {}).get("error") or "the engine's process ended; it said why above")
         self.model = str(told["ready"]["model"])
         self.max_model_len = int(told["ready"]["max_model_len"])
+        self._max_line = int(told["ready"]["max_line"])
         self._next_id = 0
         self._lock = threading.Lock()
 
@@ -129,15 +131,18 @@ class LLM:
     def close(self) -> None:
         """End the engine's process."""
         process = self._process
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None and not pipe.closed:
-                try:
-                    pipe.close()
-                except OSError:
-                    pass
-        if process.poll() is None:
-            process.terminate()
+        process.terminate()  # before its pipes: a thread that still writes to it holds one of them
+        try:
+            process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
             process.wait()
+        for pipe in (process.stdin, process.stdout):
+            try:
+                if pipe is not None:
+                    pipe.close()
+            except OSError:
+                pass
 
     def generate(
         self,
@@ -209,8 +214,7 @@ class LLM:
             known = {name: told[name] for name in ("embedding", "score", "probs", "label") if name in told}
             return PoolingOutput(prompt=prompt, outputs=Pooled(**known), usage=body["usage"])
 
-        with self._lock:
-            return self._exchanged(url, bodies, prompts, use_tqdm, read)
+        return self._exchanged(url, bodies, prompts, use_tqdm, read)
 
     def _answers(
         self,
@@ -227,12 +231,7 @@ class LLM:
             {"model": self.model, "max_tokens": MAX_TOKENS, "return_token_ids": True, **own, **one}
             for own, one in zip(params, asked, strict=True)
         ]
-        with self._lock:
-            try:
-                return self._exchanged(url, bodies, prompts, use_tqdm, _output)
-            except KeyboardInterrupt:
-                self.close()  # it would go on with answers that nobody reads
-                raise
+        return self._exchanged(url, bodies, prompts, use_tqdm, _output)
 
     def _exchanged(
         self,
@@ -242,31 +241,57 @@ class LLM:
         use_tqdm: bool,
         read: Callable[[Mapping[str, Any], Any], Output],
     ) -> list[Output]:
-        first, self._next_id = self._next_id, self._next_id + len(bodies)
-        writer = threading.Thread(target=self._write, args=(url, first, bodies), daemon=True)
-        writer.start()
+        with self._lock:
+            if self._process.poll() is not None:
+                raise BatonError("the engine's process ended, or was closed: load the model again")
+            first, self._next_id = self._next_id, self._next_id + len(bodies)
+            lines = [self._line(number, first, url, body) for number, body in enumerate(bodies, first)]
+            writer = threading.Thread(target=self._write, args=(lines,), daemon=True)
+            writer.start()
+            try:
+                found, refused = self._received(first, prompts, use_tqdm, read)
+            except BaseException:
+                self.close()  # answers that nobody reads would be taken for those of the next call
+                raise
+            writer.join()
+        if refused:
+            raise BatonError(refused)
+        return [found[place] for place in range(len(bodies))]
+
+    def _received(
+        self, first: int, prompts: Sequence[Any], use_tqdm: bool, read: Callable[[Mapping[str, Any], Any], Output]
+    ) -> tuple[dict[int, Output], str]:
+        """Answers by their prompts' places, and the first refusal."""
         found: dict[int, Output] = {}
         refused = ""
-        for done in _shown(range(len(bodies)), use_tqdm):
+        for done in _shown(range(len(prompts)), use_tqdm):
             told = self._read()
-            if told is None:
-                raise BatonError(f"the engine's process ended, after {done} of {len(bodies)} answers")
+            if told is None or "id" not in told:
+                why = (told or {}).get("error", "it said why above")
+                raise BatonError(f"the engine's process ended, after {done} of {len(prompts)} answers: {why}")
             place = told["id"] - first
             if told["status"] == 200:
                 found[place] = read(told["body"], prompts[place])
             elif not refused:
                 refused = f"prompt {place}: {_message(told['body'])}"
-        writer.join()
-        if refused:
-            raise BatonError(refused)
-        return [found[place] for place in range(len(bodies))]
+        return found, refused
 
-    def _write(self, url: str, first: int, bodies: Sequence[Mapping[str, Any]]) -> None:
+    def _line(self, number: int, first: int, url: str, body: Mapping[str, Any]) -> bytes:
+        """A request as the engine's process reads it. Raises BatonError for what is no JSON, or too long."""
+        try:
+            text = json.dumps({"id": number, "url": url, "body": body}, ensure_ascii=False, allow_nan=False)
+            line = text.encode() + b"\n"  # not so a lone surrogate
+        except (TypeError, ValueError, RecursionError) as error:
+            raise BatonError(f"prompt {number - first}: it and its parameters must be JSON: {error}") from None
+        if len(line) > self._max_line:
+            raise BatonError(f"prompt {number - first} has {len(line)} bytes of JSON: {self._max_line} are possible")
+        return line
+
+    def _write(self, lines: Sequence[bytes]) -> None:
         pipe = self._process.stdin
         assert pipe is not None
         try:
-            for number, body in enumerate(bodies, first):
-                pipe.write(json.dumps({"id": number, "url": url, "body": body}).encode() + b"\n")
+            pipe.writelines(lines)
             pipe.flush()
         except (OSError, ValueError):
             pass  # the reader hears of the end

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import hashlib
 import os
@@ -16,10 +15,12 @@ import msgspec
 
 from common.settings import ConfigError
 from gateway.batches.lines import InputLine, answered
+from services.offline.bounded import bounded
 from services.offline.offline import Offline
 from services.offline.pooling import OfflinePooling
 
 MAX_LINE = 64 << 20
+MAX_ANSWER = 1 << 30  # bytes of a line of answers
 BATCH = "offline"
 
 
@@ -78,26 +79,38 @@ class Answers:
     """The file of answers. One process has it; a line that a kill cut off is removed. Raises ConfigError."""
 
     def __init__(self, path: Path) -> None:
+        self.known: set[str] = set()
         try:
             path.touch(exist_ok=True)
             self._file: BinaryIO = path.open("r+b")
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"-o {path}: another process writes it") from None
         except OSError as error:
             raise ConfigError(f"-o {path}: {error.strerror}") from None
-        self.known: set[str] = set()
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._file.truncate(self._read(path))
+            self._file.seek(0, os.SEEK_END)
+        except BlockingIOError:
+            self._file.close()
+            raise ConfigError(f"-o {path}: another process writes it") from None
+        except OSError as error:
+            self._file.close()
+            raise ConfigError(f"-o {path}: {error.strerror}") from None
+        except ConfigError:
+            self._file.close()
+            raise
+
+    def _read(self, path: Path) -> int:
+        """Note what is answered; return the bytes that stay. Raises ConfigError for a file of something else."""
         end = 0
-        for number, raw in enumerate(iter(self._file.readline, b""), 1):
-            if not raw.endswith(b"\n"):
+        for number, raw in enumerate(iter(lambda: self._file.readline(MAX_ANSWER), b""), 1):
+            if not raw.endswith(b"\n") and _is_cut_off(raw):
                 break
             try:
                 self.known.add(_entries.decode(raw).custom_id)
             except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
                 raise ConfigError(f"-o {path}, line {number}: no answer of a batch: give another file") from None
             end += len(raw)
-        self._file.truncate(end)
-        self._file.seek(end)
+        return end
 
     def add(self, entry: bytes) -> None:
         """Write a line at once."""
@@ -111,11 +124,21 @@ class Answers:
         self._file.close()
 
 
+def _is_cut_off(raw: bytes) -> bool:
+    """True for the beginning of an answer: an object without its end, or without the line's."""
+    try:
+        _entries.decode(raw)
+    except msgspec.ValidationError:
+        return False  # a whole object, and another one
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return raw == b"{" or raw.startswith(b'{"')
+    return True
+
+
 async def run(
     offline: Offline | OfflinePooling, source: Path, answers: Answers, counts: Counts, told: Callable[[], None]
 ) -> None:
     """Answer every request of `source` that has none in `answers`. `told()` is called after each."""
-    places = asyncio.Semaphore(offline.most)
 
     async def one(number: int, line: InputLine) -> None:
         status, body = await offline.answered(line.url, bytes(line.body))
@@ -124,12 +147,10 @@ async def run(
         counts.failed += status != 200
         told()
 
-    async with asyncio.TaskGroup() as tasks:
+    async with bounded(offline.most) as start:
         for number, line in read(source):
-            if line.custom_id in answers.known:
-                continue
-            await places.acquire()
-            tasks.create_task(one(number, line)).add_done_callback(lambda _: places.release())
+            if line.custom_id not in answers.known:
+                await start(one(number, line))
 
 
 def progress(counts: Counts) -> Callable[[], None]:

@@ -47,6 +47,8 @@ def offline_settings(arguments: Sequence[str], say: Say) -> WorkerServiceSetting
         raise ConfigError(
             "--speculative-config, --kv-host-mb, --kv-disk and --device fake are for workers: leave them out"
         )
+    if settings.processes > 1:
+        raise ConfigError("--tensor-parallel-size and --pipeline-parallel-size are for workers: leave them out")
     settings = settings.model_copy(update={"model": brought(settings.model, say)})
     if not is_pooled(settings.model):
         settings = settings.sized()

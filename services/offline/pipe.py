@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from services.offline.bounded import bounded
 from services.offline.offline import Offline, opened
 from services.offline.pooling import OfflinePooling
 from services.worker.settings import WorkerServiceSettings
@@ -42,18 +43,15 @@ def own_output() -> int:
 async def serve_lines(settings: WorkerServiceSettings, out: int) -> None:
     """Load the model, and answer lines until the input ends."""
     async with opened(settings) as offline:
-        tell(out, {"ready": {"model": offline.name, "max_model_len": offline.max_model_len}})
+        ready = {"model": offline.name, "max_model_len": offline.max_model_len, "max_line": MAX_LINE}
+        tell(out, {"ready": ready})
         reader = asyncio.StreamReader(limit=MAX_LINE)
         await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(0, "rb")
         )
-        places = asyncio.Semaphore(offline.most)
-        async with asyncio.TaskGroup() as tasks:
+        async with bounded(offline.most) as start:
             while raw := await reader.readline():
-                await places.acquire()
-                tasks.create_task(_answer(offline, _lines.decode(raw), out)).add_done_callback(
-                    lambda _: places.release()
-                )
+                await start(_answer(offline, _lines.decode(raw), out))
 
 
 async def _answer(offline: Offline | OfflinePooling, line: Line, out: int) -> None:
