@@ -6,12 +6,13 @@ Schedulers decide what a pass computes; the worker's pipeline applies the result
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 from pathlib import Path
 
 import torch
 
 from common.messages import KVLayout
-from engine.batch.layout import Packed
+from engine.batch.layout import GraphSize, Packed
 from engine.cache.codes import with_codes
 from engine.cache.pages import (
     allocate_zeros,
@@ -57,6 +58,7 @@ from engine.step.staging import NewestTokens
 from engine.step.warm import time_launch, time_prompts, warm_up
 from engine.weights.loader import load_weights, most_elements
 from engine.weights.parameters import Weights
+from engine.weights.sleeping import Asleep
 
 __all__ = ["Chunk", "Engine", "InvalidChunkError", "Pass", "Sampled"]
 
@@ -157,8 +159,7 @@ class Engine:
 
     def _start_on_gpu(self, load: Load) -> None:
         """Load the weights while kernels are compiled; capture graphs; run and time passes of every kind."""
-        longest = min(self.config.max_batch_tokens, self.max_model_len)
-        sizes = graph_sizes(self.config.max_sequences, longest) if self._decoder.can_be_captured else []
+        longest, sizes = min(self.config.max_batch_tokens, self.max_model_len), self._graph_sizes()
         if self._head is not None and isinstance(self._decoder, Decoder):
             self._decoder.aux.reserve(max((size.tokens for size in sizes), default=0))
         with compiled_ahead():
@@ -173,9 +174,7 @@ class Engine:
         self._decoder.weights.settle()
         self._runner = self._new_runner(self._decoder)
         self._ranks.group.meet()
-        self._runner.capture(sizes)
-        if self._drafting is not None:
-            self.draft_ms = self._drafting.capture(self._runner, sizes)
+        self.draft_ms = self._capture(sizes)
         self._ranks.group.meet()  # a rank that compiles or captures longer isn't lost
         self.warm_up()
         self.pass_ms = {(size.decoding, size.prompts): ms for size, ms in self._runner.measure().items()}
@@ -183,6 +182,37 @@ class Engine:
         self.pass_ms |= {(0, tokens): ms for tokens, ms in alone.items()}
         self.launch_ms = time_launch(self.launch, self.layout, vocab_size=self.vocab_size, max_tokens=longest)
         self._forget_newest()
+
+    def _graph_sizes(self) -> list[GraphSize]:
+        longest = min(self.config.max_batch_tokens, self.max_model_len)
+        return graph_sizes(self.config.max_sequences, longest) if self._decoder.can_be_captured else []
+
+    def _capture(self, sizes: SequenceOf[GraphSize]) -> dict[int, float]:
+        """Capture passes and drafts; return the drafts' milliseconds."""
+        self._runner.capture(sizes)
+        return {} if self._drafting is None else self._drafting.capture(self._runner, sizes)
+
+    @torch.inference_mode()
+    def sleep(self) -> Asleep:
+        """Free the device's memory; weights lie in host memory until `wake`. No pass runs, no other process has the pool.
+
+        For one rank. Raises MemoryError: it is awake then, with its graphs.
+        """
+        self._forget_newest()
+        return Asleep.fallen((self._decoder, self._head), self.kv, before=self._forget_graphs)
+
+    def _forget_graphs(self) -> None:
+        self._runner.forget_graphs()
+        if self._drafting is not None:
+            self._drafting.forget_graphs()
+
+    @torch.inference_mode()
+    def wake(self, asleep: Asleep) -> None:
+        """Undo `sleep`: the pool has zeros, and graphs are captured again. Raises MemoryError: it sleeps on then."""
+        asleep.wake()
+        if self.kv.is_cuda:
+            self._capture(self._graph_sizes())
+            self._forget_newest()
 
     def _new_drafting(self, draft: HeadSpec) -> DraftChain:
         assert self._head is not None, "built with its spec"

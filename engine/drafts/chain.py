@@ -96,6 +96,11 @@ class DraftChain:
         counts = self._counts(sizes)
         return self._guesses.capture(runner, counts, self._anchors(runner)) if counts else {}
 
+    def forget_graphs(self) -> None:
+        """Drop what was captured."""
+        self._reading.forget_graphs()
+        self._guesses.forget_graphs()
+
     def _counts(self, sizes: Iterable[GraphSize]) -> list[int]:
         return [size.decoding for size in sizes if not size.prompts] if self.num_drafts else []
 

@@ -97,6 +97,10 @@ class Guesses:
             times[count] = replay_ms(graph)
         return times
 
+    def forget_graphs(self) -> None:
+        """Drop what was captured."""
+        self._captured.clear()
+
     def _empty(self, runner: Runner, counts: Iterable[int]) -> Iterator[tuple[int, Chained, list[ForwardBatch]]]:
         """Inputs without queries, the largest first."""
         passes = len(self._head.sights) if isinstance(self._head, BlockHead) else self._num_drafts

@@ -68,6 +68,10 @@ class Reading:
             graph = runner.graphs.captures.capture(run)
             self._captured[size] = _Captured(graph, batch, after, *found)
 
+    def forget_graphs(self) -> None:
+        """Drop what was captured."""
+        self._captured.clear()
+
     def _read(self, after: torch.Tensor, batch: ForwardBatch) -> Rows:
         known, sources = after
         return self._head.read(InputTokens(known, sources, batch.tokens.newest), batch, self._kept)

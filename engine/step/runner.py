@@ -148,6 +148,10 @@ class Runner:
         for size, batch in self.empty_passes(sizes):
             self.graphs.capture(size, functools.partial(self._forward_into, batch))
 
+    def forget_graphs(self) -> None:
+        """Drop what was captured, as before the decoder's memory goes."""
+        self.graphs = Graphs(self.limits)
+
     def _forward_into(self, batch: ForwardBatch, logits: torch.Tensor | None) -> torch.Tensor | None:
         if logits is None:
             return self._decoder.forward(batch, self._parts)
