@@ -43,7 +43,7 @@ class WorkerStatus(Word):
     STARTING = "starting"
     READY = "ready"
     DRAINING = "draining"
-    SLEEPING = "sleeping"  # its weights are in memory, its KV cache is not
+    SLEEPING = "sleeping"  # its weights are in host memory, its KV cache is nowhere
     STOPPED = "stopped"  # last heartbeat of a worker that was told to stop
     BROKEN = "broken"  # last heartbeat of a worker whose device failed
     OTHER = "other"

@@ -1,9 +1,9 @@
-"""A worker's sleep: its weights stay in memory, its pool's memory goes back to the system, and it takes no work.
+"""A worker's sleep: its weights stay in host memory, all other memory goes back to the system, and it takes no work.
 
     ready ──asked──▶ draining ──idle──▶ sleeping ──asked──▶ ready
 
 What was cached is forgotten, so the prefix index finds nothing in a pool that was freed. The process, its name on the bus and
-its links stay.
+its links stay. On a GPU the weights move, and graphs are captured again: see `engine.weights.sleeping`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from typing import Protocol, runtime_checkable
 
 from common.words import WorkerStatus
 from engine.cache.memory import give_back, take_again
+from engine.weights.sleeping import Asleep
 from kvtransfer.transports import frees_pools
 from worker.context import RoleContext
 from worker.control import Control
@@ -23,6 +25,19 @@ from worker.pulls.lender import Lender
 log = logging.getLogger("baton.worker")
 
 CHECK_S = 0.02
+
+
+@runtime_checkable
+class Sleeper(Protocol):
+    """An engine that moves its weights out of a GPU's memory. No pass runs meanwhile."""
+
+    def sleep(self) -> Asleep:
+        """Free the device's memory. Raises MemoryError, awake."""
+        ...
+
+    def wake(self, asleep: Asleep) -> None:
+        """Undo it. Raises MemoryError, asleep."""
+        ...
 
 
 class Parking:
@@ -36,10 +51,17 @@ class Parking:
         tell: Callable[[], Awaitable[None]],
         drain_s: float,
         lender: Lender | None = None,
+        engine: object = None,
     ) -> None:
-        """`tell`: see `Control`. `drain_s`: the longest wait for running requests; beyond it the worker stays awake."""
+        """`tell`: see `Control`. `drain_s`: the longest wait for running requests; beyond it the worker stays awake.
+
+        `engine`: on a GPU a `Sleeper`, or it can't sleep.
+        """
         self._context, self._control, self._tell = context, control, tell
         self._drain_s, self._lender = drain_s, lender
+        is_on_gpu = context.cache.kv.device.type != "cpu"
+        self._engine = engine if is_on_gpu and isinstance(engine, Sleeper) else None
+        self._asleep: Asleep | None = None
         self._wanted = False
         self._asked = asyncio.Event()
 
@@ -47,8 +69,10 @@ class Parking:
     def refusal(self) -> str:
         """The reason that this worker can't sleep; "" if it can."""
         cache, transfers = self._context.cache, self._context.transfers
-        if cache.kv.device.type != "cpu":
+        if cache.kv.device.type != "cpu" and self._engine is None:
             return f"its KV cache is in the memory of {cache.kv.device}, which is not given back"
+        if self._engine is not None and cache.tier is not None:
+            return "its host memory tier (--kv-host-mb) knows its KV cache by address"
         if transfers.region.ranks:
             return "it has several ranks"
         if not frees_pools(transfers.transport.name):
@@ -81,15 +105,29 @@ class Parking:
         is_idle = await self._idle()
         if self._control.is_stopping:
             return
-        if is_idle and self._wanted:
-            self._context.cache.pool.clear()
-            await asyncio.to_thread(give_back, self._context.cache.kv)
+        if is_idle and self._wanted and await self._freed():
             if not self._control.is_stopping:
                 await self._now(WorkerStatus.SLEEPING)
             return
         if not is_idle:
             log.warning("worker.stays_awake", extra={"why": f"requests run for longer than {self._drain_s:g} s"})
         await self._awake()
+
+    async def _freed(self) -> bool:
+        """Give memory back; return False, with a log line, if the weights have no place in host memory."""
+        self._context.cache.pool.clear()
+        if self._engine is None:
+            await asyncio.to_thread(give_back, self._context.cache.kv)
+            return True
+        began = time.monotonic()
+        try:
+            self._asleep = await asyncio.to_thread(self._engine.sleep)
+        except MemoryError as error:
+            log.warning("worker.stays_awake", extra={"why": str(error)})
+            return False
+        extra = {"host_mb": self._asleep.num_bytes >> 20, "seconds": round(time.monotonic() - began, 2)}
+        log.info("worker.moved_out", extra=extra)
+        return True
 
     async def _idle(self) -> bool:
         """Wait until no request and no peer has a block; return False if that takes too long, or is wanted no more."""
@@ -104,11 +142,21 @@ class Parking:
         if self._context.roles.status is not WorkerStatus.SLEEPING:
             return
         try:
-            await asyncio.to_thread(take_again, self._context.cache.kv)
+            await self._take_again()
         except MemoryError as error:
             log.error("worker.sleeps_on", extra={"why": str(error)})
             return
         await self._awake()
+
+    async def _take_again(self) -> None:
+        """Take the memory again. Raises MemoryError."""
+        if self._engine is None or self._asleep is None:
+            await asyncio.to_thread(take_again, self._context.cache.kv)
+            return
+        began = time.monotonic()
+        await asyncio.to_thread(self._engine.wake, self._asleep)
+        self._asleep = None
+        log.info("worker.moved_in", extra={"seconds": round(time.monotonic() - began, 2)})
 
     async def _awake(self) -> None:
         if self._lender is not None:

@@ -214,7 +214,12 @@ class Worker:
             lender=self._lender,
         )
         self.parking = Parking(
-            self.context, self.control, tell=self.heartbeat.tell, drain_s=settings.drain_s, lender=self._lender
+            self.context,
+            self.control,
+            tell=self.heartbeat.tell,
+            drain_s=settings.drain_s,
+            lender=self._lender,
+            engine=engine,
         )
 
     @property

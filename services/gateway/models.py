@@ -36,7 +36,7 @@ class ServedModelOptions(ModelSettings):
     keep_alive: str = Field(
         "off",
         description="load models when they are asked for, and unload them so long after their last request, as 5m or 1h30m; "
-        "5m,1h: on CPUs they sleep for an hour before, with their weights in memory; -1: they stay; off: all are loaded at the "
+        "5m,1h: they sleep for an hour before, with their weights in host memory; -1: they stay; off: all are loaded at the "
         "start. For `baton up`, and for gateways beside a host",
     )
 

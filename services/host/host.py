@@ -44,7 +44,8 @@ LISTEN_S = 2 * BEAT_S  # to other hosts, before it loads anything
 STOP_MARGIN_S = 5.0  # added to the drain time before a worker is killed
 MAX_RESTARTS = 3  # a model's workers, while it is loaded
 RESTART_WINDOW_S = 60.0
-WAKE_S = 30.0  # beyond it workers that should fall asleep or wake are ended
+# Workers that take longer to wake or to fall asleep are ended. Pinning memory takes a second for some gigabytes.
+WAKE_S, SLEEP_S = 30.0, 120.0
 MAX_REASON_CHARS = 400
 NOT_HERE = (HostStatus.UNLOADED, HostStatus.FAILED, HostStatus.PARKED)  # another host may load it
 
@@ -187,7 +188,7 @@ class Host:
         """End workers that neither fall asleep nor wake in time; who is wanted is loaded anew."""
         for model in self._models.values():
             changes = model.parks and model.status in (HostStatus.UNLOADING, HostStatus.LOADING)
-            limit_s = WAKE_S + (self._plan.drain_s if model.status is HostStatus.UNLOADING else 0.0)
+            limit_s = SLEEP_S + self._plan.drain_s if model.status is HostStatus.UNLOADING else WAKE_S
             if changes and now - model.since > limit_s:
                 self._end(model)
 

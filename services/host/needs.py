@@ -8,6 +8,7 @@ from kvtransfer.transports import frees_pools
 from modelfiles.files import is_model
 from services.runtime.checks.memory import bytes_in_memory, has_bfloat16
 from services.runtime.checks.weights import weights_of
+from services.worker.host_share import HostMB
 from services.worker.options import WorkerOptions
 
 
@@ -26,5 +27,8 @@ def bytes_of(worker: WorkerOptions, folder: Path) -> int:
 
 
 def can_sleep(worker: WorkerOptions, *, ranks: int) -> bool:
-    """True if such a worker can give its KV cache's memory back and keep its weights: see `worker.parking`."""
-    return worker.processor == "cpu" and frees_pools(worker.kv_transport) and ranks == 1
+    """True if such a worker can keep its weights in host memory and give the rest back: see `worker.parking`."""
+    if ranks != 1 or not frees_pools(worker.kv_transport):
+        return False
+    is_on_gpu = worker.processor.startswith("cuda")
+    return worker.processor == "cpu" or (is_on_gpu and HostMB.parse(worker.kv_host_mb).mb == 0)

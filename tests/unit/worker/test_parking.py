@@ -16,6 +16,7 @@ from common.messages import Drain, Region, RolesReply
 from common.words import WorkerStatus
 from engine.cache import memory
 from engine.cache.block_pool import BlockPool
+from engine.weights.sleeping import Asleep
 from tests.fakes.pair import running_worker
 from tests.fakes.role import NotingRole
 from tests.fakes.worker import Bench
@@ -34,8 +35,12 @@ def use(pool: BlockPool, digest: bytes) -> None:
 class Parked:
     """A worker of one role that can be put to sleep, and each status that it told."""
 
-    def __init__(self, bench: Bench, *, drain_s: float = 60.0) -> None:
+    def __init__(self, bench: Bench, *, drain_s: float = 60.0, engine: object = None) -> None:
+        """`engine`: the worker's, whose pool is on another device than the CPU."""
         self.bench, self.pool = bench, bench.context.cache.pool
+        if engine is not None:
+            elsewhere = replace(bench.context.cache, kv=bench.context.cache.kv.to("meta"))
+            bench.context = replace(bench.context, cache=elsewhere)
         self.role = NotingRole("decode")
         bench.roles.attach(self.role, active=True)
         self.told: list[WorkerStatus] = []
@@ -48,7 +53,7 @@ class Parked:
             tell=self._tell,
             called=self.pool.returning.called,
         )
-        self.parking = Parking(bench.context, self.control, tell=self._tell, drain_s=drain_s)
+        self.parking = Parking(bench.context, self.control, tell=self._tell, drain_s=drain_s, engine=engine)
 
     async def _tell(self) -> None:
         self.told.append(self.bench.roles.status)
@@ -67,9 +72,9 @@ class Parked:
 
 
 @contextlib.asynccontextmanager
-async def parked(*, drain_s: float = 60.0) -> AsyncIterator[Parked]:
-    async with running_worker(600) as bench:
-        worker = Parked(bench, drain_s=drain_s)
+async def parked(*, drain_s: float = 60.0, engine: object = None, host_slots: int = 0) -> AsyncIterator[Parked]:
+    async with running_worker(600, host_slots=host_slots) as bench:
+        worker = Parked(bench, drain_s=drain_s, engine=engine)
         running = asyncio.create_task(worker.parking.run())
         try:
             yield worker
@@ -145,6 +150,72 @@ async def test_who_lacks_memory_sleeps_on(monkeypatch: pytest.MonkeyPatch) -> No
                 await asyncio.sleep(0)
         async with worker.control.changing:
             assert worker.bench.roles.status is WorkerStatus.SLEEPING
+
+
+class MovingEngine:
+    """An engine on a device: what it was asked, and the errors that it meets, one after another."""
+
+    def __init__(self, *errors: MemoryError | None) -> None:
+        self.asked, self.errors = list[str](), [*errors]
+        self.moved = Asleep.fallen([torch.ones(5)], torch.ones(3))
+
+    def sleep(self) -> Asleep:
+        self._meet("sleep")
+        return self.moved
+
+    def wake(self, asleep: Asleep) -> None:
+        assert asleep is self.moved
+        self._meet("wake")
+
+    def _meet(self, asked: str) -> None:
+        self.asked.append(asked)
+        if self.errors and (error := self.errors.pop(0)) is not None:
+            raise error
+
+
+async def test_on_another_device_the_engine_moves_its_weights() -> None:
+    engine = MovingEngine()
+    async with parked(engine=engine) as worker:
+        assert worker.parking.refusal == ""
+        use(worker.pool, b"content")
+        for status, asked in ((WorkerStatus.SLEEPING, ["sleep"]), (WorkerStatus.READY, ["sleep", "wake"])):
+            worker.parking.ask(status is WorkerStatus.SLEEPING)
+            await worker.until(status)
+            assert engine.asked == asked
+            assert worker.pool.cached_digests() == []
+
+
+async def test_without_room_in_host_memory_it_stays_awake() -> None:
+    engine = MovingEngine(MemoryError("host memory has no room"))
+    async with parked(engine=engine) as worker:
+        worker.parking.ask(True)
+        await worker.until(WorkerStatus.DRAINING)
+        await worker.until(WorkerStatus.READY)
+        worker.parking.ask(True)
+        await worker.until(WorkerStatus.SLEEPING)
+        assert engine.asked == ["sleep", "sleep"]
+
+
+async def test_without_room_on_the_device_it_sleeps_on_until_there_is_some() -> None:
+    engine = MovingEngine(None, MemoryError("no room on cuda:0"))
+    async with parked(engine=engine) as worker:
+        worker.parking.ask(True)
+        await worker.until(WorkerStatus.SLEEPING)
+        while "wake" not in engine.asked:
+            worker.parking.ask(False)
+            await asyncio.sleep(0)
+        async with worker.control.changing:
+            assert worker.bench.roles.status is WorkerStatus.SLEEPING
+        worker.parking.ask(False)
+        await worker.until(WorkerStatus.READY)
+        assert engine.asked == ["sleep", "wake", "wake"]
+
+
+async def test_on_another_device_who_can_not_move_or_is_known_by_address_stays_awake() -> None:
+    async with parked(engine=object()) as worker:
+        assert worker.parking.refusal == "its KV cache is in the memory of meta, which is not given back"
+    async with parked(engine=MovingEngine(), host_slots=4) as worker:
+        assert worker.parking.refusal == "its host memory tier (--kv-host-mb) knows its KV cache by address"
 
 
 async def test_who_can_not_sleep_says_why() -> None:
