@@ -30,6 +30,7 @@ MODES = {
 }
 ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")
 MAX_LEN = 1 << 20
+_ORDER = ("Transformer", "Pooling", "Dense", "Normalize")  # modules
 
 
 class PoolingError(ValueError):
@@ -77,19 +78,21 @@ class Pooling:
 
 
 @lru_cache(maxsize=64)
-def _is_pooled(model: Path, _changed: int) -> bool:
+def _named(model: Path, _changed: int) -> tuple[str, ...] | None:
     try:
-        named = named_in(_object(model, CONFIG))
+        return tuple(named_in(_object(model, CONFIG)))
     except ValueError:
-        return False  # told where the configuration is checked
-    return (model / MODULES).is_file() or any(name.endswith(HEADED) or name in pooled_names() for name in named)
+        return None  # told where the configuration is checked
 
 
 def is_pooled(model: Path) -> bool:
     """True for a model of embeddings or scores, which generates nothing."""
     if is_gguf(model) or not is_model(model):
         return False
-    return _is_pooled(model, (model / CONFIG).stat().st_mtime_ns)
+    named = _named(model, (model / CONFIG).stat().st_mtime_ns)
+    if named is None:
+        return False
+    return (model / MODULES).is_file() or any(name.endswith(HEADED) or name in pooled_names() for name in named)
 
 
 def read_pooling(model: Path) -> Pooling:
@@ -113,8 +116,7 @@ def read_pooling(model: Path) -> Pooling:
             case "Transformer":
                 pass
             case _:
-                known = "Transformer, Pooling, Dense, Normalize are"
-                raise PoolingError(f"{model / MODULES}: a module {kind} is not computed: {known}")
+                raise PoolingError(f"{model / MODULES}: a module {kind} is not computed: {', '.join(_ORDER)} are")
     sizes = config.get("matryoshka_dimensions")
     return Pooling(
         size=size,
@@ -132,8 +134,8 @@ def _prompts(model: Path, *, are_pooled: bool) -> Prompts:
     said = _object(model, PROMPTS)
     given = said.get("prompts")
     texts = {name: text for name, text in given.items() if isinstance(text, str)} if isinstance(given, dict) else {}
-    default = said.get("default_prompt_name")
-    return Prompts(texts=texts, default=str(default) if default in texts else "", are_pooled=are_pooled)
+    default = str(said.get("default_prompt_name"))
+    return Prompts(texts=texts, default=default if default in texts else "", are_pooled=are_pooled)
 
 
 def longest(model: Path, config: Mapping[str, Any]) -> int:
@@ -152,10 +154,16 @@ def first_position(config: Mapping[str, Any]) -> int:
     return (padding if isinstance(padding, int) else 1) + 1 if is_shifted else 0
 
 
+def num_labels(config: Mapping[str, Any]) -> int:
+    """The number of a classifier's labels. Raises PoolingError."""
+    names, said = config.get("id2label"), config.get("num_labels")
+    return len(names) if isinstance(names, Mapping) and names else _count({"num_labels": said or 2}, "num_labels")
+
+
 def _classifier(model: Path, config: Mapping[str, Any], hidden: int) -> Pooling:
     """Labels and activation of a classifier, or of a cross-encoder, whose one score is a probability unless it says otherwise."""
     names = config.get("id2label")
-    count = len(names) if isinstance(names, dict) and names else int(config.get("num_labels") or 2)
+    count = num_labels(config)
     labels = [
         str(names.get(str(at), f"LABEL_{at}")) if isinstance(names, dict) else f"LABEL_{at}" for at in range(count)
     ]
@@ -192,25 +200,29 @@ def _modules(model: Path) -> list[tuple[str, str]]:
     for _, folder in found:
         if os.path.isabs(folder) or ".." in Path(folder).parts:
             raise PoolingError(f"{model / MODULES}: path {folder!r} is outside of the model's folder")
+    places = [_ORDER.index(kind) for kind, _ in found if kind in _ORDER]
+    if places != sorted(places):
+        raise PoolingError(f"{model / MODULES}: modules are computed in this order alone: {', '.join(_ORDER)}")
     return found
 
 
 def _modes(model: Path, folder: str) -> tuple[tuple[str, ...], bool]:
     """The ways of pooling, and whether a prompt's tokens are pooled, too."""
-    own = _object(model, f"{folder}/{CONFIG}")
+    own = _object(model / folder, CONFIG)
     said = own.get("pooling_mode")
     given = [said] if isinstance(said, str) else said if isinstance(said, list) else None
     if given is None:
         given = [mode for mode, switch in MODES.items() if own.get(switch)] or ["mean"]
-    if unknown := [mode for mode in given if mode not in MODES]:
+    if not given or (unknown := [mode for mode in given if not isinstance(mode, str) or mode not in MODES]):
+        named = repr(unknown[0]) if given else "of none"
         raise PoolingError(
-            f"{model / folder / CONFIG}: pooling_mode {unknown[0]!r} is not computed: {', '.join(MODES)} are"
+            f"{model / folder / CONFIG}: pooling_mode {named:.40} is not computed: {', '.join(MODES)} are"
         )
     return tuple(given), own.get("include_prompt") is not False
 
 
 def _dense(model: Path, folder: str, inputs: int) -> DenseLayer:
-    own = _object(model, f"{folder}/{CONFIG}")
+    own = _object(model / folder, CONFIG)
     activation = str(own.get("activation_function") or "torch.nn.Tanh").rpartition(".")[2]
     if activation not in ACTIVATIONS:
         raise PoolingError(

@@ -18,7 +18,6 @@ from engine.model.layers.building import declare_norm
 from engine.model.layers.norm import Norm
 from engine.model.rope import cos_sin_table
 from engine.pooling.spec import (
-    BiasSpec,
     EncoderAttentionSpec,
     EncoderLayerSpec,
     EncoderSpec,
@@ -30,6 +29,8 @@ from engine.weights.parameters import Shard, Weights, whole
 
 Act = Callable[[torch.Tensor], torch.Tensor]
 ACTS: dict[str, Act] = {**ACTIVATIONS, "relu": relu, "tanh": torch.tanh}
+# Distances that have biases of their own, and the one that all longer ones are taken for.
+BUCKETS, FARTHEST = 32, 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class Encoder:
     def __init__(self, spec: EncoderSpec, weights: Weights, *, longest: int) -> None:
         self.spec, self.weights = spec, weights
         self._tokens = _Tokens(spec.tokens, self)
-        self._bias = None if spec.distances is None else _DistanceBias(spec.distances, spec, weights)
+        self._bias = _DistanceBias(spec, weights) if spec.distances else None
         self._ropes = dict[tuple[RopeSpec, int], torch.Tensor]()
         self._longest = longest
         self._layers = [_Layer(its, spec.under.format(at), self) for at, its in enumerate(spec.layers)]
@@ -150,19 +151,18 @@ class _Masks:
 class _DistanceBias:
     """A bias of each head by distance, in buckets that grow with it."""
 
-    def __init__(self, spec: BiasSpec, model: EncoderSpec, weights: Weights) -> None:
-        heads = model.layers[0].attention.num_heads
-        self._spec = spec
-        self._table = weights.new(whole(f"{spec.table}.weight", spec.buckets, heads))
+    def __init__(self, spec: EncoderSpec, weights: Weights) -> None:
+        heads = spec.layers[0].attention.num_heads
+        self._table = weights.new(whole(f"{spec.distances}.weight", BUCKETS, heads))
 
     def __call__(self, length: int) -> torch.Tensor:
         """Return [H, length, length]."""
         at = torch.arange(length)
-        half = self._spec.buckets // 2
+        half = BUCKETS // 2
         exact = half // 2
         behind = at[:, None] - at
         far = behind.abs()
-        share = torch.log(far.float().clamp(min=1) / exact) / math.log(self._spec.farthest / exact)
+        share = torch.log(far.float().clamp(min=1) / exact) / math.log(FARTHEST / exact)
         wide = (exact + (share * (half - exact)).long()).clamp(max=half - 1)
         buckets = torch.where(far < exact, far, wide) + (behind < 0) * half
         return self._table[buckets.to(self._table.device)].permute(2, 0, 1)
@@ -224,13 +224,13 @@ class _FeedForward:
         self._spec, self._act = spec, ACTS[spec.activation]
         sizes = (size,) * (1 + spec.is_gated)
         self._inputs = model.linear(under, spec.inputs, hidden, sizes, bias=spec.has_bias)
-        self._output = model.linear(under, (spec.output,), size, (hidden,), bias=spec.has_output_bias)
+        self._output = model.linear(under, (spec.output,), size, (hidden,), bias=spec.has_bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         states = self._inputs(x)
         if not self._spec.is_gated:
             return self._output(self._act(states))
-        gate, up = reversed(states.chunk(2, dim=-1)) if self._spec.gate_last else states.chunk(2, dim=-1)
+        gate, up = states.chunk(2, dim=-1)
         return self._output(self._act(gate) * up)
 
 

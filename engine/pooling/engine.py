@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -71,18 +71,16 @@ class PoolingEngine:
         load_weights(weights, config.model)
         weights.settle()
         self.fingerprint = model_fingerprint(config.model, marks)
-        self._alone = threading.Lock()
 
     @torch.inference_mode()
     def compute(self, inputs: Sequence[PoolingInput]) -> list[torch.Tensor]:
         """Return each input's rows [rows, width] float32 on the CPU, in order: one row, or one for each token."""
         order = sorted(range(len(inputs)), key=lambda at: len(inputs[at].tokens))
         mine = [inputs[at] for at in order]
-        with self._alone:
-            texts = Texts.of([one.tokens for one in mine], [one.second for one in mine], self.device)
-            x = self._encoder(texts)
-            spans = Spans.of(texts.lengths, [one.skipped for one in mine])
-            found = self._labelled(x, spans, mine) if self._labels is not None else self._embedded(x, spans, mine)
+        texts = Texts.of([one.tokens for one in mine], [one.second for one in mine], self.device)
+        x = self._encoder(texts)
+        spans = Spans.of(texts.lengths, [one.skipped for one in mine])
+        found = self._labelled(x, spans, mine) if self._labels is not None else self._embedded(x, spans, mine)
         return [rows for _, rows in sorted(zip(order, found, strict=True), key=lambda pair: pair[0])]
 
     def _labelled(self, x: torch.Tensor, spans: Spans, mine: Sequence[PoolingInput]) -> list[torch.Tensor]:
@@ -94,18 +92,19 @@ class PoolingEngine:
     def _embedded(self, x: torch.Tensor, spans: Spans, mine: Sequence[PoolingInput]) -> list[torch.Tensor]:
         head = self._vectors
         assert head is not None
-        vectors = head.vectors(x, spans)
+        found, kinds = dict[int, torch.Tensor](), defaultdict[tuple[int, bool], list[int]](list)
         each = head.each(x) if any(one.work == TOKENS for one in mine) else None
-        kinds = {(one.dimensions, one.is_raw) for one in mine}
-        normal = {
-            (size, is_raw): cut(vectors, size, normalizes=not is_raw and (head.normalizes or size > 0)).cpu()
-            for size, is_raw in kinds
-        }
-        found = list[torch.Tensor]()
         for at, one in enumerate(mine):
             if one.work == TOKENS and each is not None:
                 own = each[spans.begins[at] : spans.begins[at] + spans.lengths[at]]
-                found.append(cut(own, one.dimensions, normalizes=not one.is_raw and head.normalizes).cpu())
+                found[at] = cut(own, one.dimensions, normalizes=self._normalizes(one.dimensions, one.is_raw)).cpu()
             else:
-                found.append(normal[one.dimensions, one.is_raw][at : at + 1])
-        return found
+                kinds[one.dimensions, one.is_raw].append(at)
+        vectors = head.vectors(x, spans) if kinds else x
+        for (size, is_raw), places in kinds.items():
+            rows = cut(vectors[places], size, normalizes=self._normalizes(size, is_raw)).cpu()
+            found |= zip(places, rows.split(1), strict=True)
+        return [found[at] for at in range(len(mine))]
+
+    def _normalizes(self, dimensions: int, is_raw: bool) -> bool:
+        return not is_raw and (self.pooling.normalizes or dimensions > 0)

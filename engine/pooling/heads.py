@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from torch.nn.functional import gelu, linear, normalize, relu, silu
 
 from engine.pooling.encoder import ACTS, Encoder
 from engine.pooling.spec import ClassifierSpec
-from engine.weights.loader import load_weights
+from engine.weights.loader import load_weights, most_elements
 from engine.weights.parameters import Weights, whole
 from modelfiles.pooling import DenseLayer, Pooling
 
@@ -34,35 +35,40 @@ class Spans:
 
     begins: tuple[int, ...]
     lengths: tuple[int, ...]
+    skipped: tuple[int, ...]
 
     @classmethod
     def of(cls, lengths: Sequence[int], skipped: Sequence[int]) -> Spans:
-        begins, own, at = list[int](), list[int](), 0
-        for length, skip in zip(lengths, skipped, strict=True):
-            skip = min(skip, length - 1)
-            begins.append(at + skip)
-            own.append(length - skip)
-            at += length
-        return cls(tuple(begins), tuple(own))
+        """`skipped` of a text leave one row at least."""
+        skips = tuple(min(skip, length - 1) for length, skip in zip(lengths, skipped, strict=True))
+        firsts = accumulate(lengths[:-1], initial=0)
+        begins = tuple(first + skip for first, skip in zip(firsts, skips, strict=True))
+        return cls(begins, tuple(length - skip for length, skip in zip(lengths, skips, strict=True)), skips)
 
     def rows(self, x: torch.Tensor) -> list[torch.Tensor]:
         return [x[begin : begin + length] for begin, length in zip(self.begins, self.lengths, strict=True)]
 
 
 def pooled(x: torch.Tensor, spans: Spans, mode: str) -> torch.Tensor:
-    """Return [B, E] float32 for `x` [T, E]; see `modelfiles.pooling.MODES`."""
+    """Return [B, E] float32 for `x` [T, E]; see `modelfiles.pooling.MODES`.
+
+    As in sentence-transformers, "cls" is a text's first row though it is skipped, and a weight is a row's number in its text.
+    """
     begins = torch.tensor(spans.begins, device=x.device)
     lengths = torch.tensor(spans.lengths, device=x.device)
     match mode:
         case "cls":
-            return x[begins].float()
+            return x[begins - torch.tensor(spans.skipped, device=x.device)].float()
         case "lasttoken":
             return x[begins + lengths - 1].float()
         case "max":
             return torch.stack([rows.amax(0) for rows in spans.rows(x)]).float()
         case "weightedmean":
-            weights = [torch.arange(1, len(rows) + 1, device=x.device).float() for rows in spans.rows(x)]
-            own = zip(weights, spans.rows(x), strict=True)
+            numbers = (
+                torch.arange(1 + skip, 1 + skip + length, device=x.device).float()
+                for skip, length in zip(spans.skipped, spans.lengths, strict=True)
+            )
+            own = zip(numbers, spans.rows(x), strict=True)
             return torch.stack([weight @ rows.float() / weight.sum() for weight, rows in own])
     means = torch.stack([rows.sum(0, dtype=torch.float32) for rows in spans.rows(x)])
     return means / (lengths[:, None].sqrt() if mode == "mean_sqrt_len_tokens" else lengths[:, None])
@@ -89,10 +95,6 @@ class VectorHead:
             found = act(linear(found, weight, bias))
         return found
 
-    @property
-    def normalizes(self) -> bool:
-        return self._pooling.normalizes
-
 
 def cut(vectors: torch.Tensor, dimensions: int, *, normalizes: bool) -> torch.Tensor:
     """The first features of each vector, of length 1 again."""
@@ -101,7 +103,7 @@ def cut(vectors: torch.Tensor, dimensions: int, *, normalizes: bool) -> torch.Te
 
 
 def _dense(spec: DenseLayer, folder: Path, device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
-    weights = Weights(torch.float32, device)
+    weights = Weights(torch.float32, device, most_elements=most_elements(folder / spec.folder))
     weight = weights.new(whole("linear.weight", spec.outputs, spec.inputs))
     bias = weights.new(whole("linear.bias", spec.outputs)) if spec.has_bias else None
     load_weights(weights, folder / spec.folder)
@@ -115,17 +117,13 @@ class LabelHead:
         hidden = model.spec.hidden_size
         self._spec, self._activation = spec, activation
         self._act = ACTS[spec.activation]
-        self._dense = (
-            model.linear("", (spec.dense,), hidden, (hidden,), bias=spec.has_dense_bias) if spec.dense else None
-        )
+        self._dense = model.linear("", (spec.dense,), hidden, (hidden,), bias=spec.has_dense_bias)
         self._norm = model.norm(spec.norm)
-        self._output = model.linear("", (spec.output,), hidden, (spec.num_labels,), bias=spec.has_bias)
+        self._output = model.linear("", (spec.output,), hidden, (spec.num_labels,), bias=True)
 
     def scores(self, x: torch.Tensor, spans: Spans) -> torch.Tensor:
         """Return [B, labels] float32, without the activation."""
-        found = pooled(x, spans, self._spec.pools).to(x.dtype)
-        if self._dense is not None:
-            found = self._act(self._dense(found))
+        found = self._act(self._dense(pooled(x, spans, self._spec.pools).to(x.dtype)))
         found = found if self._norm is None else self._norm(found)
         return self._output(found).float()
 

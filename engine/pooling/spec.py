@@ -25,15 +25,6 @@ class TokensSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BiasSpec:
-    """Biases of scores by distance, shared by all layers: a table [buckets, heads] (MPNet, T5)."""
-
-    table: str
-    buckets: int = 32
-    farthest: int = 128
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderAttentionSpec:
     """Attention of one layer: its products' names below the layer, and what a token sees."""
 
@@ -68,9 +59,7 @@ class FeedForwardSpec:
     intermediate_size: int
     activation: str
     is_gated: bool = False
-    gate_last: bool = False  # a product of both has the rows of up first
     has_bias: bool = True
-    has_output_bias: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,16 +74,15 @@ class EncoderLayerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassifierSpec:
-    """From a text's vector to a score of each label: a product with an activation, a norm, a last product; "": none."""
+    """From a text's vector to a score of each label: a product with an activation, a norm, a last product."""
 
+    dense: str
     output: str
     num_labels: int
     pools: str = "cls"  # mode of `modelfiles.pooling`
-    dense: str = ""
     activation: str = "tanh"
-    norm: str = ""
+    norm: str = ""  # "": none
     has_dense_bias: bool = True
-    has_bias: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +97,8 @@ class EncoderSpec:
     norms: NormSpec
     final_norm: str = ""
     classifier: ClassifierSpec | None = None
-    distances: BiasSpec | None = None
+    # A table of biases of scores by distance, [buckets, heads], for all layers (MPNet); "": none.
+    distances: str = ""
     dtype: str = "float32"  # the checkpoint's
     stored: StoredNames = AS_OURS
     quantization: Quantization = UNQUANTISED

@@ -40,7 +40,7 @@ def model(
         max_position_embeddings=fields.number("max_position_embeddings"),
         norms=replace(norms, eps=fields.real(eps, 1e-6)),
         head=replace(head, is_tied=fields.flag("tie_word_embeddings")),
-        dtype=_dtype(fields),
+        dtype=dtype_of(fields),
         layers=tuple(layers),
         quantization=read_quantization(fields),
         **options,
@@ -117,7 +117,8 @@ def windows_by_layer(fields: Fields) -> list[int]:
     return [window if kind == SLIDING else 0 for kind in kinds]
 
 
-def _dtype(fields: Fields) -> str:
+def dtype_of(fields: Fields) -> str:
+    """The checkpoint's dtype. Raises UnsupportedModelError."""
     name = str(fields.get("dtype") or fields.get("torch_dtype") or "float32").removeprefix("torch.")
     if name not in ("float32", "bfloat16", "float16"):
         raise UnsupportedModelError(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from engine.families.reading import windows_by_layer
 from engine.families.reading.fields import Fields
 from engine.pooling.families.bert import read_bert, read_mpnet, read_roberta
-from engine.pooling.families.decoders import Read, read_decoder
+from engine.pooling.families.decoders import Read, one_window, read_decoder, read_eurobert
 from engine.pooling.families.reading import HARMLESS
 from engine.pooling.families.rotated import read_modern_bert, read_nomic_bert
 from engine.pooling.spec import EncoderSpec
@@ -22,13 +23,13 @@ _READERS: dict[str, Read] = {
     "MPNet": read_mpnet,
     "ModernBert": read_modern_bert,
     "NomicBert": read_nomic_bert,
-    "EuroBert": read_decoder(is_causal=False),
+    "EuroBert": read_eurobert,
 }
 # Decoders whose last token is a text's vector: served so where the folder has modules.json.
 _DECODERS: dict[str, Read] = {
-    "Qwen3": read_decoder(head_norms=True),
-    "Qwen2": read_decoder(has_qkv_bias=True),
-    "Mistral": read_decoder(),
+    "Qwen3": read_decoder(head_norms=True, windows=windows_by_layer),
+    "Qwen2": read_decoder(has_qkv_bias=True, windows=windows_by_layer),
+    "Mistral": read_decoder(windows=one_window),
     "Llama": read_decoder(),
 }
 # Each class: the encoder itself, with a head for masked words, which isn't read, or with one of labels.

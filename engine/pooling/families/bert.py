@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from engine.families.reading.fields import Fields
-from engine.pooling.families.reading import activation_of, dtype_of, heads_of, names_of, num_labels
+from engine.families.reading import Fields, dtype_of
+from engine.pooling.encoder import BUCKETS
+from engine.pooling.families.reading import activation_of, heads_of, names_of
 from engine.pooling.spec import (
-    BiasSpec,
     ClassifierSpec,
     EncoderAttentionSpec,
     EncoderLayerSpec,
@@ -14,23 +14,28 @@ from engine.pooling.spec import (
     TokensSpec,
 )
 from engine.spec.ends import NormSpec
-from engine.weights.names import StoredNames
-from modelfiles.pooling import first_position
+from engine.spec.model import UnsupportedModelError
+from modelfiles.pooling import first_position, num_labels
 
-_LAYER = "encoder.layer.{}."
+_OF_BERT = (
+    "attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense",
+)  # fmt: skip
 
 
 def _like_bert(
     fields: Fields,
+    is_headed: bool,
     *,
-    parts: tuple[str, str, str, str],
-    norm_of_attention: str,
-    tokens: TokensSpec,
-    classifier: ClassifierSpec | None,
-    stored: StoredNames,
-    distances: BiasSpec | None = None,
+    prefix: str,
+    num_types: int,
+    parts: tuple[str, str, str, str] = _OF_BERT,
+    norm_of_attention: str = "attention.output.LayerNorm",
+    dense: str = "classifier.dense",
+    output: str = "classifier.out_proj",
+    distances: str = "",
 ) -> EncoderSpec:
     """BERT's layer: norms behind both halves, biases everywhere. `parts`: queries, keys, values and output of attention."""
+    fields.only("is_decoder", False)
     heads, head_dim = heads_of(fields)
     layer = EncoderLayerSpec(
         attention=EncoderAttentionSpec(num_heads=heads, head_dim=head_dim, inputs=parts[:3], output=parts[3]),
@@ -42,77 +47,66 @@ def _like_bert(
         ),
         norms=(norm_of_attention, "output.LayerNorm"),
     )
+    tokens, head = _tables(fields, num_types=num_types), None
+    if is_headed:
+        head = ClassifierSpec(dense=dense, output=output, num_labels=num_labels(fields))
+    unused = ("embeddings.position_ids", *(() if is_headed and dense.startswith(_POOLER) else (_POOLER,)))
     return EncoderSpec(
         hidden_size=fields.number("hidden_size"),
         max_position_embeddings=tokens.num_positions - tokens.first_position,
         tokens=tokens,
         layers=(layer,) * fields.number("num_hidden_layers"),
-        under=_LAYER,
+        under="encoder.layer.{}.",
         norms=NormSpec(kind="layer", eps=fields.real("layer_norm_eps", 1e-12), has_bias=True),
-        classifier=classifier,
+        classifier=head,
         distances=distances,
         dtype=dtype_of(fields),
-        stored=stored,
+        stored=names_of(prefix, *unused),
     )
+
+
+_POOLER = "pooler."
 
 
 def _tables(fields: Fields, *, num_types: int) -> TokensSpec:
     fields.only("position_embedding_type", "absolute")
+    positions, first = fields.number("max_position_embeddings"), first_position(fields)
+    if not 0 <= first < positions:
+        raise UnsupportedModelError(
+            f"config.json: pad_token_id = {first - 1} leaves none of max_position_embeddings = {positions}"
+        )
     return TokensSpec(
         words="embeddings.word_embeddings",
         vocab_size=fields.number("vocab_size"),
         norm="embeddings.LayerNorm",
         positions="embeddings.position_embeddings",
-        num_positions=fields.number("max_position_embeddings"),
-        first_position=first_position(fields),
+        num_positions=positions,
+        first_position=first,
         types="embeddings.token_type_embeddings" if num_types else "",
         num_types=num_types,
     )
 
 
-_OF_BERT = (
-    "attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense",
-)  # fmt: skip
-
-
 def read_bert(fields: Fields, is_headed: bool) -> EncoderSpec:
     """BERT: positions and types are learnt; a head reads the pooler's vector."""
-    head = ClassifierSpec(output="classifier", num_labels=num_labels(fields), dense="pooler.dense")
-    unused = ("embeddings.position_ids",) if is_headed else ("embeddings.position_ids", "pooler.")
-    return _like_bert(
-        fields,
-        parts=_OF_BERT,
-        norm_of_attention="attention.output.LayerNorm",
-        tokens=_tables(fields, num_types=fields.count("type_vocab_size") or 2),
-        classifier=head if is_headed else None,
-        stored=names_of("bert.", *unused),
-    )
+    types = fields.count("type_vocab_size") or 2
+    return _like_bert(fields, is_headed, prefix="bert.", num_types=types, dense=f"{_POOLER}dense", output="classifier")
 
 
 def read_roberta(fields: Fields, is_headed: bool) -> EncoderSpec:
     """RoBERTa and XLM-R: BERT whose positions count from the one behind the padding's."""
-    head = ClassifierSpec(output="classifier.out_proj", num_labels=num_labels(fields), dense="classifier.dense")
-    return _like_bert(
-        fields,
-        parts=_OF_BERT,
-        norm_of_attention="attention.output.LayerNorm",
-        tokens=_tables(fields, num_types=fields.count("type_vocab_size") or 1),
-        classifier=head if is_headed else None,
-        stored=names_of("roberta.", "embeddings.position_ids", "pooler."),
-    )
+    return _like_bert(fields, is_headed, prefix="roberta.", num_types=fields.count("type_vocab_size") or 1)
 
 
 def read_mpnet(fields: Fields, is_headed: bool) -> EncoderSpec:
     """MPNet: RoBERTa without types, whose scores have a bias by distance."""
-    head = ClassifierSpec(output="classifier.out_proj", num_labels=num_labels(fields), dense="classifier.dense")
+    fields.only("relative_attention_num_buckets", BUCKETS)
     return _like_bert(
         fields,
+        is_headed,
+        prefix="mpnet.",
+        num_types=0,
         parts=("attention.attn.q", "attention.attn.k", "attention.attn.v", "attention.attn.o"),
         norm_of_attention="attention.LayerNorm",
-        tokens=_tables(fields, num_types=0),
-        classifier=head if is_headed else None,
-        stored=names_of("mpnet.", "embeddings.position_ids", "pooler."),
-        distances=BiasSpec(
-            table="encoder.relative_attention_bias", buckets=fields.count("relative_attention_num_buckets") or 32
-        ),
+        distances="encoder.relative_attention_bias",
     )

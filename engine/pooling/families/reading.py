@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from engine.families.reading.fields import Fields
+from engine.pooling.spec import EncoderAttentionSpec, FeedForwardSpec
 from engine.spec.model import UnsupportedModelError
 from engine.spec.scaling import RopeSpec
 from engine.weights.names import StoredNames
@@ -13,7 +14,7 @@ from engine.weights.names import StoredNames
 HARMLESS = (
     "hidden_dropout_prob", "attention_probs_dropout_prob", "position_embedding_type", "tie_word_embeddings", "num_labels",
     "sentence_transformers", "sbert_ce_default_activation_function", "use_flash_attn", "layer_norm_eps", "is_matryoshka",
-    "matryoshka_dimensions", "gradient_checkpointing", "classifier_dropout", "output_past", "classifier_pooling",
+    "matryoshka_dimensions", "output_past", "mask_token_id", "mask_token", "pad_token", "bos_token", "eos_token",
 )  # fmt: skip
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -26,6 +27,10 @@ ACTIVATIONS = {
 }
 
 
+# Fields of `rope_parameters` that change nothing.
+_PLAIN = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0}
+
+
 def activation_of(fields: Fields, name: str) -> str:
     given = str(fields.get(name) or "gelu")
     if given not in ACTIVATIONS:
@@ -33,15 +38,6 @@ def activation_of(fields: Fields, name: str) -> str:
             f"config.json: {name} = {given!r} is not supported; supported: {', '.join(ACTIVATIONS)}"
         )
     return ACTIVATIONS[given]
-
-
-def num_labels(fields: Fields) -> int:
-    labels = fields.get("id2label")
-    return len(labels) if isinstance(labels, Mapping) and labels else fields.count("num_labels") or 2
-
-
-def dtype_of(fields: Fields) -> str:
-    return str(fields.get("dtype") or fields.get("torch_dtype") or "float32")
 
 
 def heads_of(fields: Fields) -> tuple[int, int]:
@@ -63,10 +59,15 @@ def names_of(prefix: str, *unused: str) -> StoredNames:
 def rope_of(fields: Fields, kind: str, theta: float) -> RopeSpec:
     """The rotation of a kind of layer, plain as these models have it. Raises UnsupportedModelError for another one."""
     said = fields.get("rope_parameters") or {}
-    own = said.get(kind) if isinstance(said, Mapping) and kind in said else said
-    if not isinstance(own, Mapping) or own.get("rope_type", "default") != "default" or fields.get("rope_scaling"):
+    own = said.get(kind, said) if isinstance(said, Mapping) else {"": said}
+    if not isinstance(own, Mapping) or fields.get("rope_scaling") or not all(map(_is_plain, own.items())):
         raise UnsupportedModelError("config.json: rope_parameters: only the plain rotation is computed for encoders")
-    return RopeSpec(theta=float(own.get("rope_theta", theta)))
+    return RopeSpec(theta=Fields(own).real("rope_theta", theta))
+
+
+def _is_plain(field: tuple[str, object]) -> bool:
+    name, value = field
+    return name == "rope_theta" or value in (None, _PLAIN.get(name))
 
 
 def renamed(fields: Fields, names: Mapping[str, str]) -> Fields:
@@ -74,3 +75,33 @@ def renamed(fields: Fields, names: Mapping[str, str]) -> Fields:
     found = Fields({names.get(name, name): value for name, value in fields.items()})
     found.ignore(*HARMLESS)
     return found
+
+
+def packed_attention(
+    fields: Fields, output: str, *, rope: RopeSpec, has_bias: bool = False, reach: int = 0
+) -> EncoderAttentionSpec:
+    """Rotated heads, whose queries, keys and values are one matrix."""
+    heads, head_dim = heads_of(fields)
+    return EncoderAttentionSpec(
+        num_heads=heads,
+        head_dim=head_dim,
+        inputs=("attn.Wqkv",),
+        output=output,
+        has_bias=has_bias,
+        has_output_bias=has_bias,
+        rope=rope,
+        reach=reach,
+    )
+
+
+def swiglu(fields: Fields, gate: str, up: str, down: str) -> FeedForwardSpec:
+    """The MLP of Llama and its kin, without biases."""
+    fields.only("hidden_act", "silu")
+    return FeedForwardSpec(
+        inputs=(gate, up),
+        output=down,
+        intermediate_size=fields.number("intermediate_size"),
+        activation="silu",
+        is_gated=True,
+        has_bias=False,
+    )

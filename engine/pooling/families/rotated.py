@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-from engine.families.reading.fields import Fields
-from engine.pooling.families.reading import activation_of, dtype_of, heads_of, names_of, num_labels, renamed, rope_of
-from engine.pooling.spec import (
-    ClassifierSpec,
-    EncoderAttentionSpec,
-    EncoderLayerSpec,
-    EncoderSpec,
-    FeedForwardSpec,
-    TokensSpec,
-)
+from engine.families.reading import SLIDING, Fields, dtype_of, layer_types
+from engine.families.reading.layers import FULL
+from engine.pooling.families.reading import activation_of, names_of, packed_attention, renamed, rope_of, swiglu
+from engine.pooling.spec import ClassifierSpec, EncoderLayerSpec, EncoderSpec, FeedForwardSpec, TokensSpec
 from engine.spec.ends import NormSpec
 from engine.spec.model import UnsupportedModelError
+from modelfiles.pooling import num_labels
 
 
 def read_modern_bert(fields: Fields, is_headed: bool) -> EncoderSpec:
     """ModernBERT: norms before both halves, rotated heads, and in most layers a window on each side."""
-    heads, head_dim = heads_of(fields)
-    layers, has_bias = fields.number("num_hidden_layers"), fields.flag("attention_bias")
-    every, reach = fields.count("global_attn_every_n_layers") or 3, (fields.count("local_attention") or 128) // 2
-    kinds = fields.get("layer_types") or [
-        "sliding_attention" if at % every else "full_attention" for at in range(layers)
-    ]
-    ropes = {
-        "full_attention": rope_of(fields, "full_attention", fields.real("global_rope_theta", 160_000.0)),
-        "sliding_attention": rope_of(fields, "sliding_attention", fields.real("local_rope_theta", 10_000.0)),
-    }
+    has_bias, reach = fields.flag("attention_bias"), (fields.count("local_attention") or 128) // 2
+    every = fields.count("global_attn_every_n_layers") or 3
+    kinds = layer_types(fields, [SLIDING if at % every else FULL for at in range(fields.number("num_hidden_layers"))])
     mlp = FeedForwardSpec(
         inputs=("mlp.Wi",),
         output="mlp.Wo",
@@ -35,43 +23,38 @@ def read_modern_bert(fields: Fields, is_headed: bool) -> EncoderSpec:
         activation=activation_of(fields, "hidden_activation"),
         is_gated=True,
         has_bias=fields.flag("mlp_bias"),
-        has_output_bias=fields.flag("mlp_bias"),
     )
+    own = {
+        FULL: (0, rope_of(fields, FULL, fields.real("global_rope_theta", 160_000.0))),
+        SLIDING: (reach, rope_of(fields, SLIDING, fields.real("local_rope_theta", 10_000.0))),
+    }
+    attentions = {
+        kind: packed_attention(fields, "attn.Wo", rope=rope, has_bias=has_bias, reach=reach)
+        for kind, (reach, rope) in own.items()
+    }
 
     def layer(at: int, kind: str) -> EncoderLayerSpec:
-        attention = EncoderAttentionSpec(
-            num_heads=heads,
-            head_dim=head_dim,
-            inputs=("attn.Wqkv",),
-            output="attn.Wo",
-            has_bias=has_bias,
-            has_output_bias=has_bias,
-            rope=ropes[kind],
-            reach=reach if kind == "sliding_attention" else 0,
-        )
-        return EncoderLayerSpec(
-            attention=attention, mlp=mlp, norms=("attn_norm" if at else "", "mlp_norm"), is_prenorm=True
-        )
+        norms = ("attn_norm" if at else "", "mlp_norm")
+        return EncoderLayerSpec(attention=attentions[kind], mlp=mlp, norms=norms, is_prenorm=True)
 
     fields.only("classifier_pooling", "cls", "mean")
     head = ClassifierSpec(
+        dense="head.dense",
         output="classifier",
         num_labels=num_labels(fields),
         pools=str(fields.get("classifier_pooling") or "cls"),
-        dense="head.dense",
         activation=activation_of(fields, "classifier_activation"),
         norm="head.norm",
         has_dense_bias=fields.flag("classifier_bias"),
     )
     fields.ignore(*_OF_MODERN_BERT)
-    longest = fields.number("max_position_embeddings")
     return EncoderSpec(
         hidden_size=fields.number("hidden_size"),
-        max_position_embeddings=longest,
+        max_position_embeddings=fields.number("max_position_embeddings"),
         tokens=TokensSpec(
             words="embeddings.tok_embeddings", vocab_size=fields.number("vocab_size"), norm="embeddings.norm"
         ),
-        layers=tuple(layer(at, str(kind)) for at, kind in enumerate(kinds)),
+        layers=tuple(layer(at, kind) for at, kind in enumerate(kinds)),
         under="layers.{}.",
         norms=NormSpec(kind="layer", eps=fields.real("norm_eps", 1e-5), has_bias=fields.flag("norm_bias")),
         final_norm="final_norm",
@@ -83,8 +66,7 @@ def read_modern_bert(fields: Fields, is_headed: bool) -> EncoderSpec:
 
 _OF_MODERN_BERT = (
     "decoder_bias", "deterministic_flash_attn", "initializer_cutoff_factor", "mlp_dropout", "sparse_pred_ignore_index",
-    "sparse_prediction", "reference_compile", "cls_token_id", "embedding_dropout", "repad_logits_with_grad",
-    "global_rope_theta", "local_rope_theta", "global_attn_every_n_layers",
+    "sparse_prediction", "reference_compile", "cls_token_id", "repad_logits_with_grad",
 )  # fmt: skip
 
 
@@ -93,40 +75,16 @@ def read_nomic_bert(fields: Fields, is_headed: bool) -> EncoderSpec:
     if is_headed:
         raise UnsupportedModelError("config.json: NomicBertForSequenceClassification is not computed")
     fields = renamed(fields, _OF_NOMIC)
-    heads, head_dim = heads_of(fields)
     fields.only("activation_function", "swiglu")
-    fields.only("hidden_act", "silu")
     fields.only("rotary_emb_fraction", 1.0)
-    for name in (
-        "prenorm",
-        "qkv_proj_bias",
-        "mlp_fc1_bias",
-        "mlp_fc2_bias",
-        "num_experts",
-        "use_rms_norm",
-        "parallel_block",
-    ):
+    fields.only("scale_attn_weights", True)
+    for name in _OFF_IN_NOMIC:
         fields.only(name, False, 0)
     fields.ignore(*_HARMLESS_OF_NOMIC)
+    rope = rope_of(fields, "", fields.real("rotary_emb_base", 10_000.0))
     layer = EncoderLayerSpec(
-        attention=EncoderAttentionSpec(
-            num_heads=heads,
-            head_dim=head_dim,
-            inputs=("attn.Wqkv",),
-            output="attn.out_proj",
-            has_bias=False,
-            has_output_bias=False,
-            rope=rope_of(fields, "", fields.real("rotary_emb_base", 10_000.0)),
-        ),
-        mlp=FeedForwardSpec(
-            inputs=("mlp.fc12", "mlp.fc11"),
-            output="mlp.fc2",
-            intermediate_size=fields.number("intermediate_size"),
-            activation="silu",
-            is_gated=True,
-            has_bias=False,
-            has_output_bias=False,
-        ),
+        attention=packed_attention(fields, "attn.out_proj", rope=rope),
+        mlp=swiglu(fields, "mlp.fc12", "mlp.fc11", "mlp.fc2"),
         norms=("norm1", "norm2"),
     )
     types = fields.count("type_vocab_size")
@@ -158,10 +116,13 @@ _OF_NOMIC = {
     "n_positions": "max_position_embeddings",
     "layer_norm_epsilon": "layer_norm_eps",
 }
+_OFF_IN_NOMIC = (
+    "prenorm", "qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias", "num_experts", "use_rms_norm", "parallel_block", "causal",
+    "rotary_emb_interleaved", "rotary_emb_scale_base", "rotary_scaling_factor", "scale_attn_by_inverse_layer_idx",
+)  # fmt: skip
 _HARMLESS_OF_NOMIC = (
-    "attn_pdrop", "causal", "dense_seq_output", "fused_bias_fc", "fused_dropout_add_ln", "head_dim", "last_layer_subset",
-    "mlp_checkpoint_lvl", "pad_vocab_size_multiple", "reorder_and_upcast_attn", "rotary_emb_interleaved",
-    "rotary_emb_scale_base", "rotary_scaling_factor", "scale_attn_by_inverse_layer_idx", "scale_attn_weights",
-    "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
-    "use_xentropy", "max_trained_positions", "rotary_emb_base",
+    "attn_pdrop", "dense_seq_output", "fused_bias_fc", "fused_dropout_add_ln", "head_dim", "last_layer_subset",
+    "mlp_checkpoint_lvl", "pad_vocab_size_multiple", "reorder_and_upcast_attn", "summary_activation",
+    "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj", "use_xentropy",
+    "max_trained_positions",
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What sentence-transformers' files say, and what is refused of them by name."""
+"""Files of sentence-transformers: what they say, and what is refused of them by name."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ import pytest
 from modelfiles.pooling import PoolingError, is_pooled, read_pooling
 
 BERT = {"architectures": ["BertModel"], "model_type": "bert", "hidden_size": 8, "max_position_embeddings": 64}
+
+
+CLASSIFIER = BERT | {"architectures": ["BertForSequenceClassification"]}
 
 
 def folder_of(tmp_path: Path, **files: Any) -> Path:
@@ -78,7 +81,7 @@ def test_positions_of_roberta_begin_behind_the_padding(tmp_path: Path) -> None:
     ],
 )
 def test_a_classifiers_activation(fields: dict[str, Any], activation: str, labels: int, tmp_path: Path) -> None:
-    config = BERT | {"architectures": ["BertForSequenceClassification"]} | fields
+    config = CLASSIFIER | fields
     found = read_pooling(folder_of(tmp_path, config_json=config))
     assert (found.activation, len(found.labels), found.works) == (activation, labels, ("classify",))
 
@@ -94,12 +97,42 @@ def test_a_classifiers_activation(fields: dict[str, Any], activation: str, label
             {"modules_json": [module("Pooling", "1_Pooling")], "pooling": {"pooling_mode": "attention"}},
             "'attention' is not computed",
         ),
+        (
+            {"modules_json": [module("Pooling", "1_Pooling")], "pooling": {"pooling_mode": [["cls"]]}},
+            "pooling_mode .'cls'. is not computed",
+        ),
+        (
+            {"modules_json": [module("Pooling", "1_Pooling")], "pooling": {"pooling_mode": []}},
+            "pooling_mode of none is not computed",
+        ),
+        ({"modules_json": [module("Normalize"), module("Pooling")]}, "in this order alone: Transformer, Pooling"),
         ({"config_json": BERT | {"hidden_size": "8"}}, "hidden_size must be a number above 0"),
+        ({"config_json": CLASSIFIER | {"num_labels": 1 << 40}}, "num_labels must be a number above 0"),
+        ({"config_json": CLASSIFIER | {"num_labels": [2]}}, "num_labels must be a number above 0"),
     ],
 )
 def test_a_refusal_names_file_and_field(files: dict[str, Any], says: str, tmp_path: Path) -> None:
     with pytest.raises(PoolingError, match=says):
         read_pooling(folder_of(tmp_path, **files))
+
+
+def test_a_prompt_s_name_that_is_none_is_no_default(tmp_path: Path) -> None:
+    said = {"prompts": {"query": "q: "}, "default_prompt_name": ["query"]}
+    assert read_pooling(folder_of(tmp_path, config_sentence_transformers_json=said)).prompts.default == ""
+
+
+def test_a_module_without_a_path_is_read_in_the_model_s_folder(tmp_path: Path) -> None:
+    config = BERT | {"pooling_mode": "lasttoken"}
+    assert read_pooling(folder_of(tmp_path, config_json=config, modules_json=[module("Pooling")])).modes == (
+        "lasttoken",
+    )
+
+
+def test_modules_that_come_later_are_seen(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, config_json=BERT | {"architectures": ["LlamaForCausalLM"]})
+    assert not is_pooled(folder)
+    (tmp_path / "modules.json").write_text("[]")
+    assert is_pooled(folder)
 
 
 def test_what_generates_is_not_pooled(tmp_path: Path) -> None:

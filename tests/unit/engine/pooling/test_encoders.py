@@ -11,7 +11,9 @@ import pytest
 import torch
 import transformers
 
+from engine.pooling import engine as pooling_engine
 from engine.pooling.engine import PoolingConfig, PoolingEngine, PoolingInput
+from engine.pooling.heads import cut
 from tests.pooling_models import FAMILIES, build_pooling_model
 
 LENGTHS = (1, 2, 5, 5, 17, 40, 64, 40, 3)
@@ -32,9 +34,34 @@ def reference(folder: Path, kind: Any = transformers.AutoModel) -> Any:
     return kind.from_pretrained(folder, attn_implementation="eager", dtype=torch.float64).eval()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_tokens_vectors_are_those_of_transformers(family: str, tmp_path: Path) -> None:
-    folder = build_pooling_model(tmp_path, family)
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "windows of the upper layers": (
+        "Qwen2Model",
+        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2},
+    ),
+    "windows by layer": (
+        "Qwen3Model",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 8,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        },
+    ),
+    "a window that is not used": ("Qwen2Model", {"use_sliding_window": False, "sliding_window": 8}),
+    "biases": ("ModernBertModel", {"attention_bias": True, "mlp_bias": True, "norm_bias": True, "local_attention": 8}),
+    "biases of attention": ("LlamaModel", {"attention_bias": True}),
+    "another activation": ("BertModel", {"hidden_act": "relu"}),
+    "no types": ("NomicBertModel", {"type_vocab_size": 1}),
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [*((family, {}) for family in FAMILIES), *OTHERS.values()],
+    ids=[*FAMILIES, *OTHERS],
+)
+def test_tokens_vectors_are_those_of_transformers(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    folder = build_pooling_model(tmp_path, family, **changes)
     engine, theirs = engine_of(folder), reference(folder)
     texts = inputs()
     together = engine.compute([PoolingInput(tokens=text, work="token_embed", is_raw=True) for text in texts])
@@ -98,13 +125,24 @@ def test_products_and_lengths_follow(tmp_path: Path) -> None:
     torch.testing.assert_close(plain, raw, **EXACT)
 
 
+# A head of ModernBERT's has what its configuration says.
+OF_HEADS: dict[tuple[str, int], dict[str, Any]] = {
+    ("ModernBertForSequenceClassification", 3): {"classifier_pooling": "mean", "classifier_bias": True}
+}
+
+
 @pytest.mark.parametrize(
     "family",
-    ["BertForSequenceClassification", "XLMRobertaForSequenceClassification", "ModernBertForSequenceClassification"],
+    [
+        "BertForSequenceClassification",
+        "XLMRobertaForSequenceClassification",
+        "MPNetForSequenceClassification",
+        "ModernBertForSequenceClassification",
+    ],
 )
 @pytest.mark.parametrize("labels", [1, 3])
 def test_scores_are_those_of_transformers(family: str, labels: int, tmp_path: Path) -> None:
-    folder = build_pooling_model(tmp_path, family, num_labels=labels)
+    folder = build_pooling_model(tmp_path, family, num_labels=labels, **OF_HEADS.get((family, labels), {}))
     engine = engine_of(folder)
     theirs = reference(folder, transformers.AutoModelForSequenceClassification)
     texts = inputs(3)
@@ -124,12 +162,130 @@ def test_scores_are_those_of_transformers(family: str, labels: int, tmp_path: Pa
     torch.testing.assert_close(one, raw.sigmoid() if labels == 1 else raw.softmax(-1), **EXACT)
 
 
-@pytest.mark.parametrize(
-    ("field", "value"), [("hidden_act", "mish"), ("position_embedding_type", "relative_key"), ("embedding_factor", 2)]
-)
-def test_what_is_not_computed_is_refused_by_name(field: str, value: object, tmp_path: Path) -> None:
-    folder = build_pooling_model(tmp_path)
+def changed(folder: Path, names: dict[str, str] | None = None, **fields: Any) -> Path:
+    """The same with some fields of its configuration changed, or under other names."""
     config = folder / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_bytes()) | {field: value}))
+    read = json.loads(config.read_bytes()) | fields
+    config.write_text(json.dumps({(names or {}).get(name, name): value for name, value in read.items()}))
+    return folder
+
+
+PUBLISHED: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
+    "NomicBertModel": (
+        {
+            "hidden_size": "n_embd",
+            "num_attention_heads": "n_head",
+            "num_hidden_layers": "n_layer",
+            "intermediate_size": "n_inner",
+            "max_position_embeddings": "n_positions",
+            "layer_norm_eps": "layer_norm_epsilon",
+            "hidden_act": "dropped_act",
+        },
+        {
+            "activation_function": "swiglu",
+            "dropped_act": None,
+            "causal": False,
+            "rope_parameters": None,
+            "rotary_emb_base": 1000,
+            "rotary_emb_fraction": 1.0,
+            "rotary_emb_interleaved": False,
+            "rotary_scaling_factor": None,
+            "scale_attn_weights": True,
+            "max_trained_positions": 2048,
+            "use_xentropy": True,
+        },
+    ),
+    "EuroBertModel": (
+        {},
+        {"clf_pooling": "late", "mask_token": "<|mask|>", "pad_token": "<|end_of_text|>", "rope_scaling": None},
+    ),
+}
+
+
+@pytest.mark.parametrize("family", PUBLISHED)
+def test_a_configuration_of_the_model_s_own_code_means_the_same(family: str, tmp_path: Path) -> None:
+    names, fields = PUBLISHED[family]
+    folder, [text, *_] = build_pooling_model(tmp_path, family), inputs()[4:]
+    [wanted] = engine_of(folder).compute([PoolingInput(tokens=text)])
+    [found] = engine_of(changed(folder, names, **fields)).compute([PoolingInput(tokens=text)])
+    assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("family", "field", "value"),
+    [
+        ("BertModel", "hidden_act", "mish"),
+        ("BertModel", "position_embedding_type", "relative_key"),
+        ("BertModel", "embedding_factor", 2),
+        ("BertModel", "is_decoder", True),
+        ("MPNetModel", "relative_attention_num_buckets", 8),
+        ("LlamaModel", "sliding_window", 8),
+        ("LlamaModel", "mlp_bias", True),
+        ("NomicBertModel", "causal", True),
+        ("NomicBertModel", "rotary_emb_interleaved", True),
+        ("NomicBertModel", "rotary_scaling_factor", 2),
+        ("NomicBertModel", "scale_attn_weights", False),
+    ],
+)
+def test_what_is_not_computed_is_refused_by_name(family: str, field: str, value: object, tmp_path: Path) -> None:
+    folder = changed(build_pooling_model(tmp_path, family), **{field: value})
     with pytest.raises(ValueError, match=f"{field} = {value!r} is not supported"):
         engine_of(folder)
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "says"),
+    [
+        ("LlamaModel", {"rope_parameters": {"rope_type": "yarn", "factor": 4}}, "only the plain rotation"),
+        (
+            "LlamaModel",
+            {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+            "only the plain rotation",
+        ),
+        ("LlamaModel", {"rope_parameters": ["yarn"]}, "only the plain rotation"),
+        ("ModernBertModel", {"layer_types": ["full_attention"]}, "layer_types names 1 layers of 3"),
+        ("ModernBertModel", {"layer_types": ["linear"] * 3}, "layer_types = .'linear'. is not supported"),
+        ("RobertaModel", {"pad_token_id": 95}, "pad_token_id = 95 leaves none of max_position_embeddings = 96"),
+        ("BertModel", {"dtype": "int3"}, "dtype = 'int3' is not supported"),
+        ("BertModel", {"num_attention_heads": 5}, "num_attention_heads = 5 does not divide hidden_size = 32"),
+        ("BertModel", {"architectures": ["T5EncoderModel"]}, "T5EncoderModel is not computed as an encoder"),
+    ],
+)
+def test_a_configuration_that_cannot_be_is_refused(
+    family: str, fields: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        engine_of(changed(build_pooling_model(tmp_path, family), **fields))
+
+
+def test_skipped_tokens_are_pooled_as_by_sentence_transformers(tmp_path: Path) -> None:
+    """A first token stays that of the text, and a weight the token's number there."""
+    said = {"pooling_mode": ["cls", "mean", "weightedmean", "max", "lasttoken"]}
+    engine, (first, text, other) = (
+        engine_of(build_pooling_model(tmp_path, modules=["Pooling"], pooling=said)),
+        inputs()[4:7],
+    )
+    wanted = []
+    for tokens, skip in ((first, 0), (text, 3), (other, 500)):
+        [states] = engine.compute([PoolingInput(tokens=tokens, work="token_embed", is_raw=True)])
+        own = states[min(skip, len(states) - 1) :]
+        numbers = torch.arange(len(states) - len(own) + 1, len(states) + 1).float()[:, None]
+        weighted = (own * numbers).sum(0) / numbers.sum()
+        wanted.append(torch.cat([states[0], own.mean(0), weighted, own.max(0).values, own[-1]])[None])
+    asked = [PoolingInput(tokens=tokens, skipped=skip) for tokens, skip in ((first, 0), (text, 3), (other, 500))]
+    torch.testing.assert_close(torch.cat(engine.compute(asked)), torch.cat(wanted), **EXACT)
+
+
+def test_each_vector_is_cut_once_whatever_others_ask_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, rows = engine_of(build_pooling_model(tmp_path)), list[int]()
+
+    def counting(vectors: torch.Tensor, dimensions: int, *, normalizes: bool) -> torch.Tensor:
+        rows.append(len(vectors))
+        return cut(vectors, dimensions, normalizes=normalizes)
+
+    monkeypatch.setattr(pooling_engine, "cut", counting)
+    asked = [PoolingInput(tokens=[2, 9, 3], dimensions=at % 32, is_raw=at % 2 > 0) for at in range(128)]
+    found = engine.compute(asked)
+    assert sum(rows) == 128
+    assert [one.shape for one in found[:3]] == [(1, 32), (1, 1), (1, 2)]
+    torch.testing.assert_close(found[33][0], found[65][0])
