@@ -26,9 +26,9 @@ def bytes_of(worker: WorkerOptions, folder: Path) -> int:
     return weights + (worker.kv_memory_mb << 20)
 
 
-def can_sleep(worker: WorkerOptions, *, ranks: int) -> bool:
+def can_sleep(worker: WorkerOptions, *, processes: int) -> bool:
     """True if such a worker can keep its weights in host memory and give the rest back: see `worker.parking`."""
-    if ranks != 1 or not frees_pools(worker.kv_transport):
+    if processes != 1 or not frees_pools(worker.kv_transport):
         return False
     is_on_gpu = worker.processor.startswith("cuda")
     return worker.processor == "cpu" or (is_on_gpu and HostMB.parse(worker.kv_host_mb).mb == 0)

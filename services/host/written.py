@@ -73,7 +73,7 @@ def read_written(file: Path) -> tuple[str, HostPlan]:
         max_loaded=written.max_loaded,
         drain_s=written.drain_s,
         forks=on_cpu,
-        can_park=all(can_sleep(one, ranks=one.tensor_parallel_size) for one in settings),
+        can_park=all(can_sleep(one, processes=one.processes) for one in settings),
         parks_s=sleeps_s,
         needs_bytes={
             model: sum(bytes_of(one, one.model) for one in settings if one.served_model_name == model)
@@ -103,9 +103,11 @@ def _checked(file: Path, written: WrittenPlan, entry: WrittenWorker, worker: Hos
     if unknown := [name for name in written.options | entry.options if name not in known]:
         raise ConfigError(f"{file}: options of {entry.model}: a {entry.service} has no setting {unknown[0]!r}")
     try:
-        return load_settings(
+        settings = load_settings(
             WorkerServiceSettings, command=worker.service, arguments=[], environment=dict(worker.variables)
         )
+        settings.check_ranks()
+        return settings
     except ConfigError as error:
         raise ConfigError(f"{file}: {worker.name} of {entry.model}: {error}") from None
 

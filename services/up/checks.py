@@ -47,6 +47,7 @@ def before_the_model(settings: UpSettings) -> Iterator[Finding]:
         return
     yield from _packages()
     yield from _transport(settings)
+    yield from _ranks(settings)
     yield from _templates(settings)
     yield from ports(settings)
 
@@ -89,6 +90,14 @@ def _transport(settings: UpSettings) -> Iterator[Finding]:
     if not reaches_others(settings.kv_transport) and settings.prefill:
         text = f"--transport {settings.kv_transport}: {settings.prefill} prefill workers have to hand their KV over"
         yield Finding("transport", "fail", text, "use --prefill 0, or another one")
+
+
+def _ranks(settings: UpSettings) -> Iterator[Finding]:
+    for width, depth in dict.fromkeys(zip(settings.widths, settings.depths, strict=True)):
+        try:
+            settings.check_beside(width, depth)
+        except ConfigError as error:
+            yield Finding("ranks", "fail", str(error))
 
 
 def _host_memory(settings: UpSettings, available: int | None, shared: Path) -> Iterator[Finding]:

@@ -16,7 +16,7 @@ from services.gateway.settings import LOOPBACK, GatewaySettings
 from services.planner.settings import PlannerOptions
 from services.rank.cores import physical_cores
 from services.worker.host_share import HostMB
-from services.worker.options import FAKE_DEVICE, MOST_RANKS, WorkerOptions
+from services.worker.options import FAKE_DEVICE, MOST_RANKS, STAGES, WorkerOptions
 
 DEMO = ROOT / "demo"
 LAST_PORT = 65_535
@@ -27,29 +27,38 @@ Devices = Annotated[
 ]
 
 
-class Widths(NamedTuple):
-    """The ranks of a worker, by its role."""
+class ByRole(NamedTuple):
+    """The ranks of a worker, or its stages, by its role."""
 
     prefill: int = 1
     decode: int = 1
 
     @classmethod
-    def parse(cls, text: str) -> Widths:
-        """Read `N` for all workers, or `prefill=N,decode=M`. Raises ValueError."""
+    def parse(cls, text: str, what: str = "ranks") -> ByRole:
+        """Read `N` for all workers, or `prefill=N,decode=M`. Raises ValueError, which says `what` is counted."""
         if text.isdecimal():
-            widths = {"prefill": int(text), "decode": int(text)}
+            counts = {"prefill": int(text), "decode": int(text)}
         else:
             pairs = [pair.partition("=") for pair in text.split(",")]
-            widths = {role.strip(): int(width) for role, _, width in pairs if width.strip().isdecimal()}
-            if len(widths) < len(pairs) or not widths.keys() <= set(cls._fields):
+            counts = {role.strip(): int(count) for role, _, count in pairs if count.strip().isdecimal()}
+            if len(counts) < len(pairs) or not counts.keys() <= set(cls._fields):
                 raise ValueError(f"a number is needed, or prefill=N,decode=M, not {text!r}")
-        if not all(1 <= width <= MOST_RANKS for width in widths.values()):
-            raise ValueError(f"1 to {MOST_RANKS} ranks are needed, not {text!r}")
-        return cls(**widths)
+        if not all(1 <= count <= MOST_RANKS for count in counts.values()):
+            raise ValueError(f"1 to {MOST_RANKS} {what} are needed, not {text!r}")
+        return cls(**counts)
+
+    def of_workers(self, *, prefill: int, decode: int, pool: int) -> list[int]:
+        """Those of each of so many workers, those of prefill workers first; one that pools is a single process."""
+        return [self.prefill] * prefill + [self.decode] * decode + [1] * pool
 
 
-def _is_read(text: str) -> str:
-    Widths.parse(text)
+def _are_ranks(text: str) -> str:
+    ByRole.parse(text)
+    return text
+
+
+def _are_stages(text: str) -> str:
+    ByRole.parse(text, "stages")
     return text
 
 
@@ -61,10 +70,13 @@ class UpSettings(GatewaySettings, WorkerOptions, PlannerOptions):
         description="cpu; cuda: a GPU for each worker, in order; cuda:N,cuda:M,…: dealt out in turn; or a fake device",
     )
 
-    tensor_parallel_size: Annotated[str, BeforeValidator(str), AfterValidator(_is_read)] = Field(
+    tensor_parallel_size: Annotated[str, BeforeValidator(str), AfterValidator(_are_ranks)] = Field(
         "1",
         description="ranks, a process each, that share a worker's model and its KV: heads, intermediate sizes, experts and "
         "vocabulary; with --device cuda each has a GPU; prefill=2,decode=1: by role, 1 for one that isn't named",
+    )
+    pipeline_parallel_size: Annotated[str, BeforeValidator(str), AfterValidator(_are_stages)] = Field(
+        "1", description=f"{STAGES}; prefill=2,decode=1: by role, 1 for one that isn't named"
     )
     nats_url: str = Field("", description="NATS server, with JetStream; empty: one is started")
     redis_url: str = Field("", description="Redis 7.0+ or Valkey server; empty: one is started")
@@ -109,9 +121,7 @@ class UpSettings(GatewaySettings, WorkerOptions, PlannerOptions):
         is_demo = all(folder.resolve() == DEMO for folder in self.folders.values())
         prefill = self.prefill if self.prefill >= 0 else int(not on_cpu or is_demo)
         known = self.model_copy(update={"prefill": prefill})
-        threads = self.threads or (
-            max(1, physical_cores() // (sum(known.widths) * self.pipeline_parallel_size)) if on_cpu else 0
-        )
+        threads = self.threads or (max(1, physical_cores() // sum(known.processes)) if on_cpu else 0)
         host = HostMB.parse(self.kv_host_mb).shared_out(known.workers)
         mine = {"threads": threads, "kv_host_mb": host, "port": port, "own_port": own_port}
         return known.model_copy(update=mine | {"orders_key": self.orders_key or self._own_key()})
@@ -144,9 +154,21 @@ class UpSettings(GatewaySettings, WorkerOptions, PlannerOptions):
     @property
     def widths(self) -> list[int]:
         """The ranks of each worker, those of prefill workers first. Needs known numbers: see `shared_out`."""
-        width, models = Widths.parse(self.tensor_parallel_size), len(self.generating)
-        found = [width.prefill] * (self.prefill * models) + [width.decode] * (self.decode * models)
-        return found + [1] * (self.decode * len(self.pooling))
+        return self._of_workers(ByRole.parse(self.tensor_parallel_size))
+
+    @property
+    def depths(self) -> list[int]:
+        """The stages of each worker, in the same order."""
+        return self._of_workers(ByRole.parse(self.pipeline_parallel_size))
+
+    @property
+    def processes(self) -> list[int]:
+        """The processes of each worker, in the same order."""
+        return [width * depth for width, depth in zip(self.widths, self.depths, strict=True)]
+
+    def _of_workers(self, counts: ByRole) -> list[int]:
+        models, pools = len(self.generating), len(self.pooling)
+        return counts.of_workers(prefill=self.prefill * models, decode=self.decode * models, pool=self.decode * pools)
 
 
 def devices_of(devices: str, widths: Sequence[int]) -> list[str]:

@@ -184,7 +184,7 @@ class Stack:
         of_workers = as_environment(settings, WorkerOptions), "WORKER_ID"
         own_ports = iter(settings.own_ports)
         devices = iter(devices_of(settings.device, settings.widths))
-        widths = iter(settings.widths)
+        widths, depths = iter(settings.widths), iter(settings.depths)
         events = iter(of_ranks(settings.kv_events_config, settings.workers))
         models = iter(models_of_workers(settings))
         children: list[Child] = []
@@ -197,6 +197,7 @@ class Stack:
                 variables |= {f"{PREFIX}MODEL": str(folder), f"{PREFIX}SERVED_MODEL_NAME": name_in_api}
                 variables[f"{PREFIX}DEVICE"] = next(devices)
                 variables[f"{PREFIX}TENSOR_PARALLEL_SIZE"] = str(next(widths))
+                variables[f"{PREFIX}PIPELINE_PARALLEL_SIZE"] = str(next(depths))
                 variables[f"{PREFIX}KV_EVENTS_CONFIG"] = next(events)
             elif member.role == "gateway":
                 variables[f"{PREFIX}OWN_PORT"] = str(next(own_ports, 0))
@@ -218,7 +219,7 @@ class Stack:
                 max_loaded=settings.max_loaded,
                 drain_s=settings.drain_s,
                 forks=forks,
-                can_park=can_sleep(settings, ranks=1 if settings.tensor_parallel_size == "1" else 2),
+                can_park=can_sleep(settings, processes=max(settings.processes)),
                 parks_s=settings.model_sleeps_s,
                 needs_bytes={
                     name: (settings.prefill + settings.decode) * bytes_of(settings, folder)

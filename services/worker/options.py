@@ -6,7 +6,7 @@ from typing import Annotated, Literal, NamedTuple, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
 
-from common.settings import AUTO, Form
+from common.settings import AUTO, ConfigError, Form
 from kvtransfer.transports import TRANSPORTS, TransportName, automatic
 from services.runtime.settings import ModelSettings
 from services.worker.host_share import HostMB
@@ -27,6 +27,10 @@ def _a_size(text: str) -> str:
 
 MOST_RANKS = 64
 Ranks = Annotated[int, Field(ge=1, le=MOST_RANKS)]
+STAGES = (
+    "stages, a process each, of a range of the model's layers and their KV, on CPUs: passes go through them one behind another; "
+    "not beside more than one rank"
+)
 HostSize = Annotated[str, BeforeValidator(str), AfterValidator(_a_size)]
 LISTENING = "|".join(name for name, kind in TRANSPORTS.items() if kind.listens_at)
 NO_PULL = ",no-pull"
@@ -131,11 +135,6 @@ class WorkerOptions(ModelSettings):
         True,
         description="each rank has some experts, whole; off: a part of every expert, of which there may be any number",
     )
-    pipeline_parallel_size: Ranks = Field(
-        1,
-        description="stages, a process each, of a range of the model's layers and their KV, on CPUs: passes go through them one "
-        "behind another; not beside more than one rank",
-    )
     max_model_len: Annotated[int, Field(ge=0), AUTO] = Field(
         0, description="longest sequence; auto: the model's, up to 1048576"
     )
@@ -210,3 +209,36 @@ class WorkerOptions(ModelSettings):
     def pulls(self) -> bool:
         """True if workers ask each other for cached blocks."""
         return not self.transport.endswith(NO_PULL)
+
+    def check_beside(self, ranks: int, stages: int) -> None:
+        """Raise ConfigError for what a worker of so many ranks or stages doesn't have, whatever its model.
+
+        An engine refuses its part of this, too; here it is known before a model is fetched.
+        """
+        if ranks * stages == 1:
+            return
+        asked, several, cut = f"--tensor-parallel-size {ranks}", "ranks", "shared"
+        if stages > 1:
+            asked, several, cut = f"--pipeline-parallel-size {stages}", "stages", "cut into stages"
+        for refused, is_so in (
+            (f"--tensor-parallel-size {ranks} beside it: ranks don't share a stage: one of both", ranks > 1 < stages),
+            (f"a fake device computes nothing that {several} could share: --device cpu", self.fake is not None),
+            (
+                f"stages compute on CPUs, not on {self.processor}: --device cpu, --tensor-parallel-size",
+                stages > 1 and self.processor != "cpu",
+            ),
+            (
+                f"{several} have host memory of their own: --kv-host-mb takes no :shared with them",
+                HostMB.parse(self.kv_host_mb).is_shared,
+            ),
+            (
+                f"draft heads and models aren't {cut}: draft by suffix or ngram",
+                (drafts := SpeculativeConfig.parse(self.speculative_config)) is not None and drafts.has_weights,
+            ),
+            (
+                "transformers computes a model whole: a model of Baton's families",
+                self.model_impl == "transformers",
+            ),
+        ):
+            if is_so:
+                raise ConfigError(f"{asked}: {refused}, or take 1")

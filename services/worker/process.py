@@ -215,7 +215,7 @@ def build_engine(
         raise ConfigError(
             f"--model {settings.model}: it makes vectors or scores, and generates nothing: use `baton pool`"
         )
-    if lender is not None and lender.config != _lending(config):
+    if lender is not None and (ranks.leads or lender.config != _lending(config)):  # it has the whole model
         lender = None
     if device.type == "cuda":
         _check_fit(config)
@@ -266,6 +266,7 @@ def main(service: str, lender: Engine | None = None) -> int:
         settings = load_settings(WorkerServiceSettings, command=service, arguments=sys.argv[1:])
         start_logging(service=settings.worker_id or service, level=settings.log_level, form=settings.log_format)
         forget(settings.ready_file)
+        settings.check_ranks()
         settings = settings.model_copy(
             update={"model": brought(settings.model, log.info, text_alone=bool(settings.fake))}
         )

@@ -20,8 +20,7 @@ from engine.parallel.followers import Followers
 from engine.parallel.group import RankLostError
 from engine.parallel.ranks import ONE_RANK, Ranks
 from engine.resolving import read_config, staged_model
-from engine.spec.ranks import FLAG, for_rank
-from engine.spec.stages import FLAG as OF_STAGES
+from engine.spec.ranks import for_rank
 from kvtransfer.ranks.leader import RankedTransport
 from kvtransfer.transport import Transfers, Transport, open_transport
 from kvtransfer.transports import reaches_others
@@ -32,7 +31,6 @@ from services.rank.devices import held_back, ranks_on
 from services.runtime.commands import service_environment
 from services.runtime.loading import fail
 from services.runtime.settings import no_model
-from services.worker.host_share import HostMB
 from services.worker.settings import WorkerServiceSettings
 from worker.worker import EXIT_DEVICE_BROKEN, WorkerEngine
 
@@ -44,24 +42,18 @@ T = TypeVar("T")
 
 
 def check_ranks(settings: WorkerServiceSettings) -> None:
-    """Raise ConfigError or ValueError for what ranks can't do, before anything is started for them."""
-    size, stages = settings.tensor_parallel_size, settings.pipeline_parallel_size
-    if size * stages == 1:
+    """Raise ConfigError or ValueError for what ranks can't do, the model among it, before anything is started for them."""
+    settings.check_ranks()
+    if settings.processes == 1:
         return
-    asked, of_whom = (f"{FLAG} {size}", "ranks") if stages == 1 else (f"{OF_STAGES} {stages}", "stages")
-    if settings.fake:
-        raise ConfigError(f"{asked}: a fake device computes nothing that {of_whom} could share: take 1")
-    if HostMB.parse(settings.kv_host_mb).is_shared:
-        raise ConfigError(
-            f"{asked}: {of_whom} have host memory of their own: --kv-host-mb takes no :shared with them, or take 1"
-        )
-    config = settings.engine()
+    config, stages = settings.engine(), settings.pipeline_parallel_size
     if not is_model(settings.model):
         raise ConfigError(no_model(settings.model))
-    config.check_stages(stages, is_foreign=is_foreign(config))  # which raises for ranks
-    if not is_foreign(config):
+    is_whole = is_foreign(config)  # which raises for ranks
+    config.check_stages(stages, is_foreign=is_whole)
+    if not is_whole:
         staged_model(config, stages)
-        for_rank(read_config(config), 0, size)
+        for_rank(read_config(config), 0, settings.tensor_parallel_size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from pydantic import Field
 from common.settings import Id
 from engine.config import CacheConfig, DraftConfig, EngineConfig
 from services.rank.cores import physical_cores
-from services.worker.options import Ranks, WorkerOptions
+from services.worker.options import STAGES, Ranks, WorkerOptions
 from services.worker.speculative import SpeculativeConfig
 
 
@@ -20,6 +20,7 @@ class WorkerServiceSettings(WorkerOptions):
         description="ranks, a process each, that share a worker's model and its KV: heads, intermediate sizes, experts and "
         "vocabulary; with --device cuda each has a GPU",
     )
+    pipeline_parallel_size: Ranks = Field(1, description=STAGES)
     ready_file: str = Field("", description="file that is there while the worker takes work, for probes; empty: none")
 
     def sized(self) -> WorkerServiceSettings:
@@ -62,6 +63,10 @@ class WorkerServiceSettings(WorkerOptions):
     def processes(self) -> int:
         """Ranks or stages of this worker; not both are more than one, see `check_ranks`."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    def check_ranks(self) -> None:
+        """Raise ConfigError for settings that ranks or stages don't have, whatever the model: before it is fetched."""
+        self.check_beside(self.tensor_parallel_size, self.pipeline_parallel_size)
 
     def _cores_of_a_rank(self) -> int:
         return max(1, physical_cores() // self.processes)

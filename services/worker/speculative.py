@@ -137,6 +137,11 @@ class SpeculativeConfig:
         return model if self.method == "mtp" else self.folder
 
     @property
+    def has_weights(self) -> bool:
+        """True if a head or a model drafts, and no lookup."""
+        return self.method == "mtp" or self.folder is not None
+
+    @property
     def is_model(self) -> bool:
         return self.method == "draft_model"
 

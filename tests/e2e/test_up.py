@@ -287,3 +287,17 @@ async def completion(url: str, number: int) -> list[int]:
     assert answer.status_code == 200, answer.text
     tokens: list[int] = answer.json()["choices"][0]["token_ids"]
     return tokens
+
+
+@pytest.mark.long
+async def test_a_role_has_stages_and_the_other_none(start: Start) -> None:
+    async with start("--prefill", "1", "--decode", "1", "-pp", "prefill=2") as up:
+        await up.says("Baton serves")
+        (stage,) = up.children("services.rank")
+        leader = stage.parent()
+        assert leader is not None
+        assert "services.prefill" in leader.cmdline()
+        body = {"model": "tiny", "prompt": [7, 8, 9], "max_tokens": 4, "temperature": 0}
+        async with httpx.AsyncClient(base_url=up.url, timeout=PATIENCE_S) as client:
+            answer = await client.post("/v1/completions", json=body)
+        assert answer.status_code == 200, answer.text

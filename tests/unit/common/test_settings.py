@@ -170,7 +170,7 @@ def test_nothing_is_not_auto_where_a_person_writes_it() -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["-pp", "0"], "--pipeline-parallel-size (BATON_PIPELINE_PARALLEL_SIZE): 1 or more is needed"),
+        (["-pp", "0"], "--pipeline-parallel-size (BATON_PIPELINE_PARALLEL_SIZE): 1 to 64 stages are needed"),
         (["--gpu-memory-utilization", "0.9"], "unknown option --gpu-memory-utilization (--kv-memory-mb"),
         (["--tokenizer=x"], "unknown option --tokenizer (it is the one in --model's folder)"),
         (["--enable-lora"], "unknown option --enable-lora (LoRA is not served: merge the adapter into the weights"),

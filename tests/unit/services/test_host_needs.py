@@ -22,4 +22,4 @@ from services.worker.options import WorkerOptions
     ],
 )
 def test_one_sleeps_whose_memory_nobody_knows_by_address(settings: dict[str, str], ranks: int, sleeps: bool) -> None:
-    assert can_sleep(WorkerOptions(**settings), ranks=ranks) is sleeps  # type: ignore[arg-type]
+    assert can_sleep(WorkerOptions(**settings), processes=ranks) is sleeps  # type: ignore[arg-type]

@@ -13,12 +13,18 @@ from common.settings import ConfigError
 from engine.cache.pages import plan_layout
 from engine.config import EngineConfig
 from engine.engine import read_config
+from engine.parallel.ranks import Ranks
 from engine.parallel.shared_memory import SharedMemoryGroup
+from kvtransfer.shm import ShmTransport
+from services.host.needs import can_sleep
+from services.host.written import read_written
+from services.pool.process import main as pooling
 from services.rank.devices import held_back
 from services.rank.gpu import see_one_gpu
 from services.runtime.loading import load_settings
-from services.up.settings import UpSettings, Widths
-from services.worker.process import build_lender, see_only
+from services.up.checks import before_the_model
+from services.up.settings import ByRole, UpSettings
+from services.worker.process import build_engine, build_lender, main, see_only
 from services.worker.ranks import check_ranks
 from services.worker.settings import WorkerServiceSettings
 from tests.models import build_tiny_model
@@ -87,24 +93,107 @@ def test_ranks_share_the_cores_and_are_lent_no_weights(tmp_path: Path, monkeypat
     assert build_lender("decode", {"BATON_MODEL": str(model), "BATON_TENSOR_PARALLEL_SIZE": "2"}) is None
     assert build_lender("decode", {"BATON_MODEL": str(model), "BATON_PIPELINE_PARALLEL_SIZE": "2"}) is None
     assert WorkerServiceSettings(model=model, pipeline_parallel_size=4).sized().engine().num_threads == 4
-    assert UpSettings(model=model, prefill=1, decode=1, pipeline_parallel_size=4).shared_out().threads == 2
+    assert UpSettings(model=model, prefill=1, decode=1, pipeline_parallel_size="4").shared_out().threads == 2
+    deep = UpSettings(model=model, prefill=2, decode=1, pipeline_parallel_size="prefill=2").shared_out()
+    assert (deep.depths, deep.processes, deep.threads) == ([2, 2, 1], [2, 2, 1], 3)
+
+
+ASKED = [
+    (["-pp", "2", "-tp", "2"], "--pipeline-parallel-size 2: --tensor-parallel-size 2 beside it: ranks don't share"),
+    (["-tp", "2", "--kv-host-mb", "8:shared"], "--kv-host-mb takes no :shared with them, or take 1"),
+    (["-pp", "2", "--kv-host-mb", "8:shared"], "--kv-host-mb takes no :shared with them, or take 1"),
+    (["-tp", "2", "--speculative-config", "mtp"], "draft heads and models aren't shared: draft by suffix or ngram"),
+    (["-pp", "2", "--speculative-config", "mtp"], "draft heads and models aren't cut into stages: draft by suffix"),
+    (["-pp", "2", "--model-impl", "transformers"], "transformers computes a model whole: a model of Baton's families"),
+    (["-tp", "2", "--device", "fake"], "--tensor-parallel-size 2: a fake device computes nothing"),
+    (["-pp", "2", "--device", "cuda"], "--pipeline-parallel-size 2: stages compute on CPUs, not on cuda"),
+]
+
+
+@pytest.mark.parametrize(("options", "told"), ASKED)
+def test_what_no_model_could_change_is_refused_before_one_is_fetched(
+    options: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By a worker, by a host's file, and by `up`, where workers of one role would be refused."""
+    words, fetched = ["--model", "somebody/something", *options], list[object]()
+    monkeypatch.setattr("services.worker.process.brought", lambda *said, **more: fetched.append(said))
+    monkeypatch.setattr("services.worker.process.start_logging", lambda **said: None)
+    monkeypatch.setattr("sys.argv", ["worker", *words])
+    assert main("decode") == 2
+    assert told in capsys.readouterr().err
+    assert not fetched
+    by_role = [f"decode={word}" if word == "2" else word for word in words]
+    settings = load_settings(UpSettings, command="up", arguments=by_role, environment={}).shared_out()
+    assert any(told in finding.said for finding in before_the_model(settings) if finding.level == "fail")
+
+
+def test_a_host_refuses_ranks_beside_stages_as_it_reads_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "host.toml"
+    file.write_text(
+        'name = "h"\n[[worker]]\nmodel = "m"\n'
+        'options = {model = "somebody/something", tensor_parallel_size = 2, pipeline_parallel_size = 2}\n'
+    )
+    with pytest.raises(ConfigError, match="worker-0 of m: --pipeline-parallel-size 2: --tensor-parallel-size 2 beside"):
+        read_written(file)
+
+
+@pytest.mark.parametrize("flag", ["--tensor-parallel-size", "--pipeline-parallel-size"])
+def test_a_worker_that_pools_is_one_process(
+    flag: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("services.pool.process.start_logging", lambda **said: None)
+    monkeypatch.setattr("sys.argv", ["pool", "--model", "somebody/something", flag, "2"])
+    assert pooling() == 2
+    assert f"{flag} 2: a worker that pools is one process: take 1" in capsys.readouterr().err
+
+
+def test_a_worker_of_stages_borrows_no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a twin are the whole model's: settings of the engine don't say how many stages there are."""
+    model = build_tiny_model(tmp_path / "llama", "llama")
+    lender = build_lender("decode", {"BATON_MODEL": str(model)})
+    lent = list[object]()
+    monkeypatch.setattr("services.worker.process.Engine", lambda *said, lender, **more: lent.append(lender))
+    settings = WorkerServiceSettings(model=model, pipeline_parallel_size=2).sized()
+    build_engine(settings, ShmTransport(), lender)
+    build_engine(settings, ShmTransport(), lender, Ranks(followers=Followed()))
+    assert lent == [lender, None]
+
+
+class Followed:
+    """Followers of which nothing is asked."""
+
+    def send(self, *frames: bytes) -> None: ...
+
+    def wait(self) -> None: ...
+
+    def problem(self) -> str:
+        return ""
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_worker_of_several_processes_is_unloaded_instead_of_sleeping(processes: int) -> None:
+    for options in ({"tensor_parallel_size": processes}, {"pipeline_parallel_size": processes}):
+        worker = WorkerServiceSettings(**options)
+        assert can_sleep(worker, processes=worker.processes) == (processes == 1)
 
 
 @pytest.mark.parametrize(
     ("text", "widths"),
     [("2", (2, 2)), ("prefill=2,decode=1", (2, 1)), ("decode=4", (1, 4)), ("decode=4,prefill=2", (2, 4))],
 )
-def test_up_takes_ranks_by_role(text: str, widths: tuple[int, int]) -> None:
-    assert Widths.parse(text) == widths
+def test_up_takes_ranks_and_stages_by_role(text: str, widths: tuple[int, int]) -> None:
+    assert ByRole.parse(text) == widths
 
 
 @pytest.mark.parametrize(
     "text", ["0", "65", "two", "prefill=0", "prefill", "planner=2", "prefill=2,prefill=3", "prefill=2,"]
 )
-def test_up_names_the_form_of_ranks(text: str) -> None:
-    words = ["--tensor-parallel-size", text]
-    with pytest.raises(ConfigError, match=r"--tensor-parallel-size .*(prefill=N,decode=M|1 to 64 ranks are needed)"):
-        load_settings(UpSettings, command="up", arguments=words, environment={})
+@pytest.mark.parametrize(
+    ("flag", "what"), [("--tensor-parallel-size", "ranks"), ("--pipeline-parallel-size", "stages")]
+)
+def test_up_names_the_form_of_ranks_and_stages(flag: str, what: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{flag} .*(prefill=N,decode=M|1 to 64 {what} are needed)"):
+        load_settings(UpSettings, command="up", arguments=[flag, text], environment={})
 
 
 def test_a_pool_leaves_what_the_fullest_card_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
