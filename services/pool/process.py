@@ -10,7 +10,6 @@ import torch
 
 from common.bus import connect_bus
 from common.settings import ConfigError
-from engine.checkpoint.fingerprint import files_fingerprint
 from engine.pooling.engine import PoolingConfig, PoolingEngine
 from engine.processor import BOUND, settle
 from modelfiles.files import is_model
@@ -23,12 +22,11 @@ from services.runtime.models.named import brought
 from services.runtime.names import held, made_up, new_incarnation
 from services.runtime.settings import no_model
 from services.runtime.signals import ending_in_time, until_signalled
-from services.worker.process import FAILURES, see_only, tokenizer_of, worker_name
+from services.worker.process import FAILURES, see_only, served_model, worker_name
 from services.worker.settings import WorkerServiceSettings
 from worker.identity import Identity
 from worker.pooling.pooler import Pooler, PoolerSettings
 from worker.probe_file import forget
-from worker.settings import ServedModel
 from worker.worker import end_process
 
 log = logging.getLogger("baton.worker")
@@ -53,11 +51,7 @@ async def run(settings: WorkerServiceSettings) -> None:
             identity=identity,
             engine=engine,
             settings=PoolerSettings(
-                served=ServedModel(
-                    settings.served_name,
-                    tokenizer_fingerprint=tokenizer_of(settings),
-                    files_fingerprint=await asyncio.to_thread(files_fingerprint, settings.model),
-                ),
+                served=await served_model(settings),
                 max_batch_tokens=most,
                 step_timeout_s=settings.step_timeout_s,
                 drain_s=settings.drain_s,

@@ -111,11 +111,7 @@ async def run(settings: WorkerServiceSettings, roles: Sequence[str], lender: Eng
                 engine=engine,
                 transfers=transfers,
                 settings=WorkerSettings(
-                    served=ServedModel(
-                        settings.served_name,
-                        tokenizer_fingerprint=tokenizer_of(settings),
-                        files_fingerprint=await asyncio.to_thread(files_fingerprint, settings.model),
-                    ),
+                    served=await served_model(settings),
                     max_batch_tokens=max(settings.max_batch_tokens, settings.max_sequences),
                     max_sequences=settings.max_sequences,
                     step_targets=targets,
@@ -254,10 +250,14 @@ def _vocab_size(model: Path) -> int:
     return int(read_json(model, CONFIG).get("vocab_size") or num_tokens(model) or FAKE_VOCAB)
 
 
-def tokenizer_of(settings: WorkerServiceSettings) -> str:
-    """Fingerprint of the model's tokenizer; "" without one."""
-    raw = read_file(settings.model, TOKENIZER)
-    return tokenizer_fingerprint(raw) if raw is not None else ""
+async def served_model(settings: WorkerServiceSettings) -> ServedModel:
+    """The model's name and the fingerprints of its files, as others see them. Raises OSError, ValueError."""
+    raw = await asyncio.to_thread(read_file, settings.model, TOKENIZER)
+    return ServedModel(
+        settings.served_name,
+        tokenizer_fingerprint=tokenizer_fingerprint(raw) if raw is not None else "",
+        files_fingerprint=await asyncio.to_thread(files_fingerprint, settings.model),
+    )
 
 
 def main(service: str, lender: Engine | None = None) -> int:

@@ -30,7 +30,7 @@ def embedder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def wanted(folder: Path, texts: list[str]) -> torch.Tensor:
-    """What transformers computes, one text at a time."""
+    """Vectors as transformers computes them, one text at a time."""
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
     model = transformers.AutoModel.from_pretrained(folder).eval()
     found = []
@@ -71,7 +71,7 @@ async def test_vectors_are_exact_outlive_a_worker_and_chat_is_refused(
 
 
 def _printed(code: str) -> str:
-    """What a script prints that ends well."""
+    """The output of a script that ends well."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -203,7 +203,7 @@ class DeviceHealth:
 
     def failed(self, error: Exception) -> None:
         self._failures_in_a_row += 1
-        if _is_lost(error):
+        if is_lost(error):
             self.lose(error)
 
     def lose(self, error: Exception) -> None:
@@ -219,6 +219,6 @@ class DeviceHealth:
         return f"a pass takes {waited_s:.0f} s" if waited_s > self._step_timeout_s else ""
 
 
-def _is_lost(error: Exception) -> bool:
+def is_lost(error: Exception) -> bool:
     """True if every later pass will fail, too: most CUDA errors destroy the process's context."""
     return "CUDA error" in str(error)

@@ -15,6 +15,7 @@ from common.errors import DeadlineExceededError, OverloadedError, ServingError, 
 from common.messages import Pool, Pooled
 from engine.pooling.engine import PoolingInput
 from modelfiles.pooling import Pooling
+from worker.device.pipeline import is_lost
 from worker.pooling.queue import Asked, Place, Queue, inputs_of
 
 log = logging.getLogger("baton.worker")
@@ -44,11 +45,24 @@ class Passes:
         self.queue = Queue()
         self.running = list[Place]()
         self.began_at = 0.0
-        self.steps = self.tokens = self.failed = 0
+        self.steps = self.tokens = self.failed = self.answering = 0
+        self._lost = ""
         self.pass_s = self.tokens_per_s = 0.0
+
+    def broken(self, most_s: float) -> str:
+        """The reason that no further pass will end well; "" while they do. `most_s`: a longer one hangs."""
+        took_s = time.monotonic() - self.began_at if self.running else 0.0
+        return self._lost or (f"a pass takes {took_s:.0f} s" if took_s > most_s else "")
 
     async def answer(self, message: Pool) -> Pooled:
         """The rows of a message's inputs, or the reason that there are none."""
+        self.answering += 1
+        try:
+            return await self._answer(message)
+        finally:
+            self.answering -= 1
+
+    async def _answer(self, message: Pool) -> Pooled:
         engine, now = self._engine, time.monotonic()
         try:
             if self.queue.tokens > MAX_WAITING_TOKENS:
@@ -98,11 +112,13 @@ class Passes:
         try:
             loop = asyncio.get_running_loop()
             rows = await loop.run_in_executor(self._thread, self._engine.compute, [place.input for place in places])
-        except (RuntimeError, ValueError, MemoryError) as error:
+        except Exception as error:  # whatever it is, who asked is answered
             self.failed += 1
             log.exception("device.pass_failed", extra={"inputs": len(places), "error": str(error)[:200]})
+            if is_lost(error):
+                self._lost = f"{type(error).__name__}: {error}".splitlines()[0]
             if len(places) == 1:
-                self._fail(places)
+                places[0].asked.fail(StepFailedError("the pass with this input failed; the worker's log says why"))
             return False
         finally:
             self.running = []
@@ -117,10 +133,6 @@ class Passes:
             asked.compute_s, asked.pass_tokens = asked.compute_s + seconds, max(asked.pass_tokens, size)
             asked.take(place.at, found)
         return True
-
-    def _fail(self, places: Sequence[Place]) -> None:
-        for place in places:
-            place.asked.fail(StepFailedError("the pass with this input failed; the worker's log says why"))
 
 
 def _told(asked: Asked) -> Pooled:

@@ -9,8 +9,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from common import subjects
 from common.bus import Bus
@@ -33,6 +34,7 @@ from common.messages import (
 )
 from common.tasks import cancel_all
 from common.words import Role, WorkerStatus
+from worker.context import every
 from worker.identity import Identity
 from worker.pooling.passes import Passes, Pools
 from worker.probe_file import shown
@@ -41,8 +43,6 @@ from worker.settings import ServedModel
 log = logging.getLogger("baton.worker")
 
 HEARTBEAT_S = 0.5
-MAX_WAITING_TOKENS = 1 << 22
-MEMORY_OF_RATES = 0.8  # share of the average so far
 DRAIN_CHECK_S = 0.02
 WATCH_S = 0.25
 NO_KV = KVLayout(num_blocks=1, num_layers=1, block_size=16, num_kv_heads=1, head_dim=1, dtype="float32")  # one block
@@ -77,7 +77,7 @@ class Pooler:
         await self._bus.serve(subjects.order(worker, subjects.ANY), pool_decoder, self.handle)
         await self._bus.serve(subjects.worker(worker), to_worker_decoder, self._asked_who_is_there)
         self._status = WorkerStatus.READY
-        loops = [asyncio.create_task(loop) for loop in (self._passes.run(), self._beat_often(), self._watch())]
+        loops = [asyncio.create_task(loop) for loop in self._loops()]
         log.info("worker.ready", extra={"worker": worker, "roles": [Role.POOL]})
         try:
             with shown(self._settings.ready_file):
@@ -90,12 +90,15 @@ class Pooler:
                 await self.beat()
                 await self._bus.flush(HEARTBEAT_S)
 
+    def _loops(self) -> list[Coroutine[Any, Any, None]]:
+        return [self._passes.run(), every(HEARTBEAT_S, self.beat), every(WATCH_S, self._watch)]
+
     async def _drain(self) -> None:
         self._is_stopping, self._status = True, WorkerStatus.DRAINING
         with contextlib.suppress(UnavailableError):
             await self.beat()
         give_up_at = time.monotonic() + self._settings.drain_s
-        while (self._passes.queue or self._passes.running) and time.monotonic() < give_up_at:
+        while self._passes.answering and time.monotonic() < give_up_at:
             await asyncio.sleep(DRAIN_CHECK_S)
 
     # -- requests ------------------------------------------------------------------------------------------------------
@@ -162,21 +165,15 @@ class Pooler:
     async def beat(self) -> None:
         await self._bus.publish(subjects.heartbeat(self._identity.worker), self.state())
 
-    async def _beat_often(self) -> None:
-        while True:
-            with contextlib.suppress(UnavailableError):
-                await self.beat()
-            await asyncio.sleep(HEARTBEAT_S)
-
     async def _watch(self) -> None:
-        """End the process if a pass hangs: others answer then."""
-        while True:
-            await asyncio.sleep(WATCH_S)
-            if self._passes.running and time.monotonic() - self._passes.began_at > self._settings.step_timeout_s:
-                log.critical("worker.device_broken", extra={"worker": self._identity.worker, "reason": "a pass hangs"})
-                self._status = WorkerStatus.BROKEN
-                with contextlib.suppress(UnavailableError, TimeoutError):
-                    async with asyncio.timeout(HEARTBEAT_S):
-                        await self.beat()
-                        await self._bus.flush(HEARTBEAT_S)
-                self._end_process()
+        """End the process if the device is broken: others answer then."""
+        reason = self._passes.broken(self._settings.step_timeout_s)
+        if not reason:
+            return
+        log.critical("worker.device_broken", extra={"worker": self._identity.worker, "reason": reason})
+        self._status = WorkerStatus.BROKEN
+        with contextlib.suppress(UnavailableError, TimeoutError):
+            async with asyncio.timeout(HEARTBEAT_S):
+                await self.beat()
+                await self._bus.flush(HEARTBEAT_S)
+        self._end_process()

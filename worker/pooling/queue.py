@@ -14,8 +14,6 @@ from common.errors import InvalidRequestError, ServingError
 from common.messages import Pool
 from engine.pooling.engine import PoolingInput
 
-WORDS = ("embed", "token_embed", "classify")
-
 
 @dataclass(slots=True, eq=False)
 class Asked:

@@ -1,4 +1,4 @@
-"""What C computes between products with tiles: norms, gates, rotations, attention of single queries, beside plain torch."""
+"""Kernels in C between products with tiles: norms, gates, rotations, attention of single queries, beside plain torch."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def tokens(folder: Path, *texts: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def logits(folder: Path, *texts: str) -> torch.Tensor:
-    """What transformers computes of a text or a pair."""
+    """Logits of a text or a pair as transformers computes them."""
     ids, types = tokens(folder, *texts)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
     with torch.no_grad():

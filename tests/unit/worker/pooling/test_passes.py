@@ -1,0 +1,118 @@
+"""Passes answer whatever happens to them: an input that fails fails alone, and a lost device ends the process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+import torch
+
+from common.blocks import pack_tokens
+from common.messages import Pool, Pooled
+from engine.pooling.engine import PoolingInput
+from modelfiles.pooling import Pooling
+from tests.fakes.bus import MemoryBus
+from worker.identity import Identity
+from worker.pooling.passes import Passes
+from worker.pooling.pooler import Pooler, PoolerSettings
+from worker.settings import ServedModel
+
+BAD, LOST, SLOW = 7, 8, 9
+
+
+class Device:
+    """Computes an input's first token; some tokens are too much for it."""
+
+    fingerprint, vocab_size, max_model_len, pooling = "f", 50, 16, Pooling(size=1, max_len=16)
+
+    def __init__(self) -> None:
+        self.go_on = threading.Event()
+
+    def compute(self, inputs: Sequence[PoolingInput]) -> list[torch.Tensor]:
+        first = {one.tokens[0] for one in inputs}
+        if BAD in first:
+            raise IndexError("index out of range")
+        if LOST in first:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered\nand more")
+        if SLOW in first:
+            self.go_on.wait(60)
+        return [torch.tensor([[float(one.tokens[0])]]) for one in inputs]
+
+
+def asking(*tokens: int) -> Pool:
+    return Pool(request_id="r", remaining_ms=60_000, inputs=[pack_tokens([token]) for token in tokens])
+
+
+@contextlib.asynccontextmanager
+async def computing(passes: Passes) -> AsyncIterator[Passes]:
+    running = asyncio.create_task(passes.run())
+    try:
+        yield passes
+    finally:
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+
+
+def values(answer: Pooled) -> list[float]:
+    return torch.frombuffer(bytearray(answer.values), dtype=torch.float32).tolist()
+
+
+async def test_an_input_that_fails_fails_alone_whatever_is_raised() -> None:
+    async with computing(Passes(Device(), max_batch_tokens=100)) as passes:
+        asked = [asyncio.create_task(passes.answer(asking(*own))) for own in ((1, 2), (3, BAD), (4,))]
+        good, bad, other = await asyncio.gather(*asked)
+        assert (values(good), values(other)) == ([1, 2], [4])
+        assert (bad.code, bad.values) == ("step_failed", b"")
+        assert values(await passes.answer(asking(5))) == [5]
+        assert (passes.answering, passes.broken(60)) == (0, "")
+
+
+def pooler(device: Device, ended: asyncio.Event, *, step_timeout_s: float) -> Pooler:
+    settings = PoolerSettings(
+        served=ServedModel("m", tokenizer_fingerprint="t"),
+        max_batch_tokens=100,
+        step_timeout_s=step_timeout_s,
+        drain_s=60,
+    )
+    return Pooler(
+        bus=MemoryBus(),  # type: ignore[arg-type]
+        identity=Identity("w", 1),
+        engine=device,
+        settings=settings,
+        end_process=ended.set,
+    )
+
+
+@pytest.mark.parametrize(("token", "step_timeout_s"), [(LOST, 300.0), (SLOW, 0.0)], ids=["lost", "hanging"])
+async def test_a_broken_device_ends_the_process(token: int, step_timeout_s: float) -> None:
+    device, ended, stopping = Device(), asyncio.Event(), asyncio.Event()
+    worker = pooler(device, ended, step_timeout_s=step_timeout_s)
+    running = asyncio.create_task(worker.run(stopping))
+    asked = asyncio.create_task(worker.handle(asking(token)))
+    await asyncio.wait_for(ended.wait(), 60)
+    device.go_on.set()
+    await asked
+    stopping.set()
+    await running
+
+
+async def test_who_asked_is_answered_before_the_worker_ends() -> None:
+    device, stopping = Device(), asyncio.Event()
+    worker = pooler(device, asyncio.Event(), step_timeout_s=300)
+    running = asyncio.create_task(worker.run(stopping))
+    asked = asyncio.create_task(worker.handle(asking(SLOW)))
+    while not worker.state().running:
+        await asyncio.sleep(0)
+    stopping.set()
+    while worker.state().status != "draining":
+        await asyncio.sleep(0)
+    assert isinstance(late := await worker.handle(asking(1)), Pooled)
+    assert late.code == "unavailable"
+    device.go_on.set()
+    await running
+    assert isinstance(answer := asked.result(), Pooled)
+    assert values(answer) == [SLOW]
