@@ -39,6 +39,7 @@ class Experts:
     weighs_inputs: bool = False  # the routing weight scales an expert's input, not its output
     activation: str = "silu"  # or "gelu_tanh"; "relu2": without a gate
     identities: int = 0  # identity experts after these, without matrices
+    is_share: bool = False  # other ranks compute the experts after these, whose terms here are zeros
 
     @property
     def num_experts(self) -> int:

@@ -59,12 +59,14 @@ def mixture(x: torch.Tensor, choice: Choice, experts: Experts) -> torch.Tensor:
     # For large batches float32 partials would cost as much bandwidth as the GEMM.
     dtype = x.dtype if cut.is_many else torch.float32
     inner = torch.empty((num_tokens * num_chosen, size), dtype=x.dtype, device=x.device)
-    out = torch.empty((num_chosen, num_tokens, hidden), dtype=dtype, device=x.device)
+    allocate = torch.zeros if experts.is_share else torch.empty
+    out = allocate((num_chosen, num_tokens, hidden), dtype=dtype, device=x.device)
     if num_tokens == 0:
         return out
     ids = choice.ids
     if experts.identities:
         given(x, choice, experts, out)
+    if experts.identities or experts.is_share:
         ids = ids.masked_fill(ids >= num_experts, -1)
     order, tiles = (ids, ids) if cut.tile == 0 else group(ids, num_experts, cut.tile)
     for rows, result, first in ((x, inner, True), (inner, out, False)):

@@ -17,6 +17,7 @@ from engine.kernels.experts.mixture import Matrices
 from engine.model.layers.building import Surroundings
 from engine.model.ranks import held_here
 from engine.model.stream import Stream
+from engine.parallel.group import Group
 from engine.spec.experts import ExpertTensors, LatentExperts, SharedExpertSpec, SparseMlpSpec
 from engine.weights.parameters import Shard, Way, of_experts, whole
 
@@ -62,7 +63,7 @@ class Mixture:
         self._experts = _experts(spec, around)
         self._group = around.group
         count = self._experts.num_experts
-        self._own = None if around.group.size == 1 or spec.is_cut else (around.group.rank * count, count)
+        self._own = (around.group.rank * count, count) if self._experts.is_share else None
 
     def __call__(self, x: torch.Tensor, *, routed: torch.Tensor | None = None) -> torch.Tensor:
         """Return the weighted sum [T, E], or its terms [K, T, E]; `routed` [T, E] is the router's input, if not x."""
@@ -120,6 +121,11 @@ def _latents(spec: LatentExperts, around: Surroundings) -> tuple[Linear, Linear]
     )
 
 
+def _is_share(spec: SparseMlpSpec, group: Group) -> bool:
+    """True where each rank has some of the experts, whole."""
+    return group.size > 1 and not spec.is_cut
+
+
 def _experts(spec: SparseMlpSpec, around: Surroundings) -> Experts:
     num, tensors = spec.num_experts, spec.tensors
     hidden = around.model.hidden_size if spec.latent is None else spec.latent.size
@@ -140,6 +146,7 @@ def _experts(spec: SparseMlpSpec, around: Surroundings) -> Experts:
         weighs_inputs=spec.weighs_inputs,
         activation=spec.activation,
         identities=spec.identities,
+        is_share=_is_share(spec, around.group),
     )
 
 

@@ -18,6 +18,7 @@ from engine.kernels.experts import Choice, Clamp, Experts, RoutingRule, Score, m
 from engine.kernels.experts.rule import GroupScore
 from engine.kernels.quantised.fp8 import FP8, Fp8Matrix
 from engine.kernels.quantised.groups import Groups
+from engine.model.ranks import held_here
 from tests.unit.kernels import fp8_checks
 from tests.unit.kernels.group_checks import KINDS, matrix
 from tests.unit.kernels.references import close
@@ -117,6 +118,21 @@ def check_mixture_beside_identities(device: str, large: bool) -> None:
         _check_mixture(num_tokens, 512, 12, 6144, 2048, device, identities=256)
 
 
+def check_mixture_of_a_share(device: str, large: bool) -> None:
+    """Experts of other ranks add nothing, whatever memory held: each way to cut the pairs, in each kernel."""
+    shapes = [(1, 16, 128), (9, 4, 128), (70, 3, 128), (150, 2, 128), (170, 2, 128)]
+    with mock.patch.object(torch, "empty", _full_of_nan):
+        for num_tokens, num_experts, size in shapes + [(64, 64, 768), (1024, 64, 768)] * large:
+            _check_mixture(num_tokens, num_experts, 3, 128, size, device, is_share=True)
+        for num_tokens, num_experts in [(1, 16), (70, 3)]:
+            for kind in ("fp8", "awq"):
+                _check_mixture(num_tokens, num_experts, 3, 128, 128, device, kind=kind, is_share=True)
+
+
+def _full_of_nan(size: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.full(size, float("nan") if dtype.is_floating_point else 1, dtype=dtype, device=device)
+
+
 def check_grouping(device: str, large: bool) -> None:
     """Each pair of an expert is in one tile of it; those of none are in no tile, and all that is behind has nothing to do."""
     from engine.kernels.experts.triton_grouping import group
@@ -210,11 +226,14 @@ def _check_mixture(
         biases["down_bias"] = torch.randn(num_experts, hidden, device=device).half()
     experts = Experts(gate_up=gate_up, down=down, **biases, **more)
     # All but the last expert, and the first one more often: no tile is like the other.
-    likely = torch.ones(num_tokens, num_experts + experts.identities, device=device)
+    elsewhere = num_experts if experts.is_share else experts.identities
+    likely = torch.ones(num_tokens, num_experts + elsewhere, device=device)
     likely[:, 0] = 3
     likely[:, chosen:][:, -1:] = 0
     ids = torch.multinomial(likely, chosen).to(torch.int32)
     choice = Choice(ids, torch.rand(num_tokens, chosen, device=device))
+    if experts.is_share:
+        choice = held_here(choice, 0, num_experts)
     terms = mixture(x, choice, replace(experts, **packed))
     terms = terms.sum(dim=0, dtype=torch.float32) if terms.dim() == 3 else terms
     close(terms, _mixture_of(x, choice, experts), torch.float16)
@@ -325,6 +344,7 @@ CHECKS: dict[str, Callable[[str, bool], None]] = {
     "mixture": check_mixture,
     "grouping": check_grouping,
     "mixture_beside_identities": check_mixture_beside_identities,
+    "mixture_of_a_share": check_mixture_of_a_share,
     "mixture_with_bias": check_mixture_with_bias,
     "mixture_without_gates": check_mixture_without_gates,
     "mixture_in_groups": check_mixture_in_groups,
