@@ -77,7 +77,7 @@ def rope_and_write_kv(
     heads = _heads(qkv, kv_layer.dtype if codes is None else codes.dtype, dim)
     num_rotated = heads.shape[1] - num_kv_heads  # keys and values may be absent
     if is_spare and cos_sin is not None and how.are_only_rotated(cos_sin, dim):
-        if (codes is None or codes.in_half) and _is_native(heads, kv_layer, cos_sin):
+        if (codes is None or codes.in_half) and _is_native(heads, kv_layer, cos_sin, positions, slots):
             _rotate_natively(heads, num_kv_heads, positions, cos_sin, slots, kv_layer)
             return heads[:, : -2 * num_kv_heads]
         if codes is None:
@@ -155,18 +155,11 @@ def _rotated_in_place(
 _ROTATION = Struct("5P12q")
 
 
-def _is_native(heads: torch.Tensor, kv_layer: torch.Tensor, cos_sin: torch.Tensor) -> bool:
+def _is_native(
+    heads: torch.Tensor, kv_layer: torch.Tensor, cos_sin: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor
+) -> bool:
     """True if the kernel in C computes it, with the same bits."""
-    size = heads.shape[2]
-    return (
-        heads.dtype == torch.float32
-        and kv_layer.dtype in (torch.float32, torch.float16)
-        and size % 16 == 0
-        and heads.stride()[1:] == (size, 1)
-        and kv_layer.stride(4) == 1
-        and cos_sin.is_contiguous()
-        and native.library() is not None
-    )
+    return heads.shape[2] % 16 == 0 and cos_sin.is_contiguous() and native.takes(heads, kv_layer, positions, slots)
 
 
 def _rotate_natively(

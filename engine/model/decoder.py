@@ -14,6 +14,7 @@ import torch
 
 from engine.batch.batch import ForwardBatch
 from engine.formats.product import Format, Linear, LinearSpec, Table
+from engine.kernels import native
 from engine.kernels.embedding import InputTokens
 from engine.model.aux_states import AuxStates
 from engine.model.layers.building import Rotations, Surroundings, declare_branch, declare_norm
@@ -91,6 +92,7 @@ class Decoder:
 
         Raises ValueError for a larger model.
         """
+        native.prepare(device, dtype)
         self.spec = for_rank(spec, group.rank, group.size)
         self._group, self._meeting = group, torch.zeros(1, dtype=dtype, device=device)
         self._stage = stage

@@ -84,15 +84,11 @@ def _is_native(q: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch, h
     """True if the kernel in C computes it."""
     size = q.shape[2]
     return (
-        q.dtype == torch.float32
-        and kv_layer.dtype in (torch.float32, torch.float16)
-        and not how.softcap
+        not how.softcap
         and size % 8 == 0
         and size <= _MOST_DIM
-        and q.stride()[1:] == (size, 1)
-        and kv_layer.stride(4) == 1
-        and batch.block_table.stride(1) == 1
-        and native.library() is not None
+        and (how.sinks is None or how.sinks.dtype == torch.float32)
+        and native.takes(q, kv_layer, batch.block_table, batch.context_len)
     )
 
 

@@ -7,12 +7,15 @@ another processor, computes with torch: `library` is None.
 from __future__ import annotations
 
 import ctypes
+import errno
+import fcntl
 import functools
 import hashlib
 import logging
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -23,8 +26,8 @@ import torch
 log = logging.getLogger("baton.engine")
 
 FOLDER = Path(__file__).parent
-# Compilers that fuse products with sums would differ in bits.
-FLAGS = ("-O3", "-shared", "-fPIC", "-std=gnu11", "-ffp-contract=off")
+# Compilers that fuse products with sums would differ in bits. Sums of whole numbers may overflow where a row is no number.
+FLAGS = ("-O3", "-shared", "-fPIC", "-std=gnu11", "-ffp-contract=off", "-fwrapv")
 COMPILERS = ("cc", "gcc", "clang")
 COMPILE_S = 120.0
 _NEEDED = {"avx2", "fma", "f16c"}  # flags in /proc/cpuinfo
@@ -40,10 +43,44 @@ def library() -> ctypes.CDLL | None:
     if not is_suitable():
         return None
     try:
-        return ctypes.CDLL(str(compiled(cache())))
+        return loaded()
     except (NotCompiledError, OSError) as error:
-        log.warning("engine.not_compiled", extra={"error": str(error), "remedy": "install gcc or clang"})
+        remedy = "install gcc or clang"
+        if isinstance(error, OSError):
+            remedy = "set XDG_CACHE_HOME to a folder of yours whose files may be executed"
+        log.warning("engine.not_compiled", extra={"error": str(error), "remedy": remedy})
         return None
+
+
+def prepare(device: torch.device, dtype: torch.dtype) -> None:
+    """Compile now what a model will want that computes in `dtype`, and not while its first request waits."""
+    if device.type == "cpu" and dtype == torch.float32:
+        library()
+
+
+def loaded() -> ctypes.CDLL:
+    """Load the kernels of the cache, or compile them beside it if it can't be used. Raises NotCompiledError, OSError.
+
+    It may belong to somebody else, be read-only, or hold what was compiled on another machine.
+    """
+    try:
+        return ctypes.CDLL(str(compiled(cache())))
+    except OSError as error:
+        log.info("engine.kernels_not_cached", extra={"error": str(error)})
+    with tempfile.TemporaryDirectory() as own:
+        return ctypes.CDLL(str(_compile(Path(own) / "kernels.so")))
+
+
+def takes(heads: torch.Tensor, pool: torch.Tensor, *numbers: torch.Tensor) -> bool:
+    """True if kernels take heads [T, H, D], a layer of a pool [num_blocks, 2, B, Hkv, D], and tables of whole numbers."""
+    return (
+        heads.dtype == torch.float32
+        and pool.dtype in (torch.float32, torch.float16)
+        and heads.stride()[1:] == (heads.shape[2], 1)
+        and pool.stride(4) == 1
+        and all(each.dtype == torch.int32 and each.stride(-1) == 1 for each in numbers)
+        and library() is not None
+    )
 
 
 def is_suitable() -> bool:
@@ -63,33 +100,51 @@ def _features() -> frozenset[str]:
 
 
 def cache() -> Path:
-    """The folder of compiled kernels."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "baton" / "kernels"
+    """The folder of compiled kernels. Raises OSError for a user without a home."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "baton" / "kernels"
+    except RuntimeError as error:
+        raise OSError(errno.ENOENT, str(error)) from None
 
 
 def compiled(folder: Path) -> Path:
     """The compiled library in `folder`, made if it is missing. Raises NotCompiledError, OSError."""
-    sources = sorted([*FOLDER.glob("*.c"), *FOLDER.glob("*.h")])
     every = hashlib.sha256(repr(FLAGS).encode())
-    for source in sources:
+    for source in _sources():
         every.update(source.read_bytes())
     library = folder / f"kernels-{every.hexdigest()[:32]}.so"
-    for each in (library, FOLDER / library.name):
-        if each.is_file():
-            return each
+    if (beside := FOLDER / library.name).is_file():
+        return beside
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        own = os.fstat(handle)
+        if own.st_uid not in (0, os.geteuid()) or own.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise OSError(errno.EPERM, "others may write there", str(folder))
+        fcntl.flock(handle, fcntl.LOCK_EX)  # processes that start together compile once
+        if not library.is_file():
+            with tempfile.TemporaryDirectory(dir=folder) as made:
+                os.replace(_compile(Path(made) / library.name), library)
+    finally:
+        os.close(handle)
+    return library
+
+
+def _sources() -> list[Path]:
+    return sorted([*FOLDER.glob("*.c"), *FOLDER.glob("*.h")])
+
+
+def _compile(library: Path) -> Path:
+    """Compile the kernels; return `library`. Raises NotCompiledError, OSError."""
     compiler = next(filter(None, map(shutil.which, filter(None, (os.environ.get("CC"), *COMPILERS)))), None)
     if compiler is None:
         raise NotCompiledError(f"no C compiler ({', '.join(COMPILERS)})")
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with tempfile.TemporaryDirectory(dir=folder) as own:
-        made = Path(own) / library.name
-        files = [str(source) for source in sources if source.suffix == ".c"]
-        command = [compiler, *FLAGS, "-o", str(made), *files, "-lpthread"]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_S, check=False)
-        except subprocess.TimeoutExpired:
-            raise NotCompiledError(f"{compiler} took more than {COMPILE_S:.0f} s") from None
-        if done.returncode:
-            raise NotCompiledError(f"{compiler}: {done.stderr.strip()[-300:]}")
-        os.replace(made, library)  # another process may have made it, too
+    files = [str(source) for source in _sources() if source.suffix == ".c"]
+    command = [compiler, *FLAGS, "-o", str(library), *files, "-lpthread"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise NotCompiledError(f"{compiler} took more than {COMPILE_S:.0f} s") from None
+    if done.returncode:
+        raise NotCompiledError(f"{compiler}: {done.stderr.strip()[-300:]}")
     return library

@@ -205,18 +205,24 @@ INLINE(NARROW) int sum_of(__m256i words) {
     return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));
 }
 
+INLINE(NARROW) float largest_of_bits(__m256i x) {
+    __m128i most = _mm_max_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+    most = _mm_max_epi32(most, _mm_shuffle_epi32(most, 0x4e));
+    return _mm_cvtss_f32(_mm_castsi128_ps(_mm_max_epi32(most, _mm_shuffle_epi32(most, 0xb1))));
+}
+
 static __attribute__((target(NARROW))) void quantise(const void *job, int64_t begin, int64_t end) {
     const Product *p = job;
     const int64_t num_groups = p->inputs / GROUP, parts = GROUP / p->group;
     const __m256i in_order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     for (int64_t at = begin * num_groups; at < end * num_groups; at++) {
-        __m256 some[4], most = _mm256_setzero_ps();
-        __m256i words[4];
-        for (int i = 0; i < 4; i++) {
+        __m256 some[4];
+        __m256i words[4], most = _mm256_setzero_si256();
+        for (int i = 0; i < 4; i++) { /* sizes are in the order of their bits, and NaN is the largest */
             some[i] = _mm256_loadu_ps(p->x + at * GROUP + 8 * i);
-            most = _mm256_max_ps(most, _mm256_andnot_ps(_mm256_set1_ps(-0.0f), some[i]));
+            most = _mm256_max_epi32(most, _mm256_castps_si256(_mm256_andnot_ps(_mm256_set1_ps(-0.0f), some[i])));
         }
-        const float size = largest_of_eight(most);
+        const float size = largest_of_bits(most);
         const float step = size < SMALLEST ? 0.0f : size / 127.0f;
         const __m256 inverse = _mm256_set1_ps(size < SMALLEST ? 0.0f : 127.0f / size);
         for (int i = 0; i < 4; i++) words[i] = _mm256_cvtps_epi32(_mm256_mul_ps(some[i], inverse));

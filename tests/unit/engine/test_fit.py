@@ -1,4 +1,4 @@
-"""What a model needs, before its weights are read: the bytes that an engine then has."""
+"""Needs of a model before its weights are read: the bytes that an engine then has."""
 
 from __future__ import annotations
 

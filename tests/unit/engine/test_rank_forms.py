@@ -48,7 +48,7 @@ def test_ranks_cut_experts(name: str, tiny_model: Callable[[str], Path], tmp_pat
 
 
 def _compared(stored: Written, size: int, *, enable_expert_parallel: bool = True) -> list[list[int]]:
-    """What ranks say, which is what one says."""
+    """Answers of ranks, which are those of one."""
     config = EngineConfig(
         model=stored.model, dtype=stored.dtype, quantization=stored.quantization, cache=CacheConfig(num_blocks=64)
     )

@@ -112,6 +112,7 @@ def test_attention_of_single_queries(
     q = wider[:, :heads]
     batch = _of(lengths, table)
     assert on_cpu._is_native(q, pool, batch, how)
+    assert not on_cpu._is_native(q, pool, _of(lengths, table.long()), how), "its words are of 32 bits"
     found, threads = on_cpu.attend(q, pool, batch, how, codes), torch.get_num_threads()
     torch.testing.assert_close(found, reference.attend(q, pool, batch, how, codes), rtol=1e-5, atol=1e-5)
     try:

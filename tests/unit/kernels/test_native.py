@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
+import os
+import shutil
 import stat
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from engine.config import CacheConfig, EngineConfig
+from engine.engine import Engine
 from engine.kernels import native
+from tests.unit.house.measures import ROOT
 
 pytestmark = pytest.mark.skipif(not native.is_suitable(), reason="no AVX2")
+
+
+@pytest.fixture(scope="module")
+def real() -> str:
+    """This machine's library."""
+    if (library := native.library()) is None:
+        pytest.skip("no C compiler")
+    return library._name
 
 
 @pytest.fixture
@@ -40,10 +57,81 @@ def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(alone: Path) -> None
     assert not list((alone / "kernels").iterdir())
 
 
-def test_what_was_compiled_is_kept(alone: Path) -> None:
+@pytest.fixture
+def copying(real: str, alone: Path) -> Path:
+    """The same with a compiler that takes a library that is there."""
+    program(alone, f'{shutil.which("cp", path=os.defpath)} {real} "$2"')
+    return alone
+
+
+def program(alone: Path, does: str) -> Path:
+    """A compiler that does this with its `-o "$2"`, and notes each call in `calls`."""
     compiler = alone / "bin" / "cc"
-    compiler.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\necho made > "$2"\n')
+    compiler.write_text(f'#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\necho call >> {alone}/calls\n{does}\n')
     compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
+    return compiler
+
+
+def others_may_write(alone: Path) -> None:
+    (alone / "cache" / "baton" / "kernels").mkdir(parents=True)
+    (alone / "cache" / "baton" / "kernels").chmod(0o777)
+
+
+def no_folder(alone: Path) -> None:
+    (alone / "cache").write_text("")
+
+
+def of_another_machine(alone: Path) -> None:
+    native.compiled(native.cache()).write_text("no library")
+
+
+@pytest.mark.parametrize("spoil", [others_may_write, no_folder, of_another_machine])
+def test_a_cache_that_cannot_be_used_is_done_without(copying: Path, spoil: Callable[[Path], None]) -> None:
+    spoil(copying)
+    before = sorted(copying.rglob("*"))
+    assert native.loaded().baton_tiles_product
+    assert set(copying.rglob("*")) - {*before} <= {copying / "calls"}
+
+
+def test_a_user_without_a_home_has_kernels_too(copying: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(path: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", nobody)
+    assert native.loaded().baton_tiles_product
+
+
+def test_processes_that_start_together_compile_once(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(alone / "go")
+    program(alone, f'read -r line < {alone}/go\necho made > "$2"')
+    waiting, lock = threading.Semaphore(0), fcntl.flock
+
+    def flock(handle: int, how: int) -> None:
+        waiting.release()
+        lock(handle, how)
+
+    monkeypatch.setattr(native.fcntl, "flock", flock)
+    with ThreadPoolExecutor(2) as threads:
+        made = [threads.submit(native.compiled, alone / "kernels") for _ in range(2)]
+        assert all(waiting.acquire(timeout=60) for _ in range(2))
+        with (alone / "go").open("w") as gate:
+            gate.write("go\ngo\n")
+            gate.flush()
+            assert made[0].result(60) == made[1].result(60)
+    assert (alone / "calls").read_text() == "call\n"
+
+
+@pytest.mark.parametrize(("dtype", "calls"), [("float32", True), ("bfloat16", False)])
+def test_an_engine_has_them_before_its_first_request(dtype: str, calls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[None]()
+    monkeypatch.setattr(native, "library", lambda: asked.append(None))
+    cache = CacheConfig(num_blocks=4)
+    Engine(EngineConfig(model=ROOT / "demo", dtype=dtype, cache=cache, max_sequences=1, max_batch_tokens=16))
+    assert bool(asked) == calls
+
+
+def test_what_was_compiled_is_kept(alone: Path) -> None:
+    compiler = program(alone, 'echo made > "$2"')
     made = native.compiled(alone / "kernels")
     assert made.read_text() == "made\n"
     compiler.unlink()

@@ -96,6 +96,22 @@ def test_zeros_and_denormal_rows_are_zeros() -> None:
     assert not tiles.product(torch.full((2, INPUTS), 1e-40), weight, None).any()
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize(("bits", "group", "has_minimums"), KINDS)
+@pytest.mark.parametrize("num_rows", [1, 9])
+def test_a_row_that_is_no_number_makes_none_wherever_it_is(
+    value: float, bits: int, group: int, has_minimums: bool, num_rows: int
+) -> None:
+    weight, _ = packed(bits, group, has_minimums)
+    for place in range(tiles.OF_ROWS + 1):
+        x = torch.randn(num_rows, INPUTS)
+        expected = tiles.product(x, weight, None)
+        x[0, place] = value
+        found = tiles.product(x, weight, None)
+        assert not found[0].isfinite().any(), place
+        assert torch.equal(found[1:], expected[1:])
+
+
 def test_threads_may_multiply_at_once() -> None:
     weight, _ = packed(8, 32, False, outputs=8 * 64)
     x, found = torch.randn(9, INPUTS), list[torch.Tensor]()

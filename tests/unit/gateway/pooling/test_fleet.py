@@ -1,4 +1,4 @@
-"""Which worker a piece goes to, what waits, and what is asked again."""
+"""A fleet of workers that pool: who gets a piece, what waits, and what is asked again."""
 
 from __future__ import annotations
 
