@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping
@@ -16,6 +17,7 @@ from services.runtime.servers import Process, stop
 SAID = "baton: "  # the prefix of `services.runtime.loading.fail`
 MAX_ERROR_LINES = 40
 MAX_ERROR_CHARS = 1000
+MAX_TAIL_BYTES = 64 << 10  # logs grow for weeks, and this is read on an event loop
 Bear = Callable[[str, Mapping[str, str], Path], Awaitable[Process | None]]
 
 
@@ -101,9 +103,10 @@ def describe_exit(code: int) -> str:
 
 
 def last_lines(log_file: Path, count: int) -> list[str]:
-    """The end of a log; empty if there is none."""
-    with contextlib.suppress(OSError):
-        return log_file.read_text(errors="replace").splitlines()[-count:]
+    """The end of a log, of its last `MAX_TAIL_BYTES`; empty if there is none."""
+    with contextlib.suppress(OSError), log_file.open("rb") as log:
+        log.seek(max(0, log.seek(0, os.SEEK_END) - MAX_TAIL_BYTES))
+        return log.read(MAX_TAIL_BYTES).decode(errors="replace").splitlines()[-count:]
     return []
 
 

@@ -177,6 +177,7 @@ class Host:
         for name in steps.load:
             model = self._models[name]
             model.ready.clear()
+            model.told_s = None  # an order from here on is kept until the model is wanted again
             if model.status is HostStatus.PARKED:
                 self._wake(model)
                 continue
@@ -216,7 +217,7 @@ class Host:
         reason = ""
         try:
             await asyncio.gather(*(child.start() for child in children))
-            while not told.done() and not reason:
+            while not model.stopping.is_set() and not reason:
                 dying = {asyncio.create_task(child.wait()): child for child in children}
                 done, _ = await asyncio.wait([told, *dying], return_when=asyncio.FIRST_COMPLETED)
                 for task in done - {told}:
@@ -226,6 +227,8 @@ class Host:
             reason = f"its processes could not be started: {error.strerror}"
         finally:
             told.cancel()
+            if reason:  # what is left of it drains, and takes no requests
+                self._end(model)
             stop_s = self._plan.drain_s + STOP_MARGIN_S
             await asyncio.gather(*(child.stop(timeout_s=stop_s) for child in children))
             if reason:
@@ -263,7 +266,7 @@ class Host:
     def _now(self, model: _Model, status: HostStatus, reason: str = "") -> None:
         model.status, model.since, model.reason = status, time.monotonic(), reason
         if status is HostStatus.READY:
-            model.parks, model.told_s = False, None
+            model.parks = False
         self._changed.set()
         name = next(name for name, one in self._models.items() if one is model)
         log.info("host.model", extra={"model": name, "status": status})

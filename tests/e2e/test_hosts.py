@@ -152,6 +152,6 @@ async def test_one_host_loads_a_model_the_other_one_the_next_and_takes_over_what
 
 
 def _loaded(hosts: Hosts, name: str) -> str:
-    """What a host's log says of models that became ready."""
+    """Lines of a host's log about models that became ready."""
     lines = (hosts.folder / f"{name}.log").read_text().splitlines()
     return "\n".join(line for line in lines if "host.model" in line and "status=ready" in line)

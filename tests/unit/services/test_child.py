@@ -10,7 +10,7 @@ import pytest
 
 from cli.requirements import requirements
 from common.settings import ROOT
-from services.host.child import describe_exit, last_lines, why_ended
+from services.host.child import MAX_TAIL_BYTES, describe_exit, last_lines, why_ended
 from services.runtime.commands import python_path
 from services.up.settings import devices_of, gpus_of
 from services.up.stack import LONGEST_PAUSE_S, restart_pause_s
@@ -90,3 +90,15 @@ def test_devices_are_dealt_out_in_order(
 ) -> None:
     assert devices_of(devices, widths) == dealt
     assert used is None or gpus_of(devices, widths) == [f"cuda:{index}" for index in used]
+
+
+def test_of_a_large_log_only_the_end_is_read(tmp_path: Path) -> None:
+    log = tmp_path / "worker.log"
+    with log.open("wb") as opened:
+        opened.truncate(1 << 36)  # no more than its end could be read
+        opened.seek(0, os.SEEK_END)
+        opened.write(b"\nfirst\nbaton: no room\n")
+    assert last_lines(log, 2) == ["first", "baton: no room"]
+    assert why_ended(log) == "no room"
+    log.write_bytes(b"x" * 3 * MAX_TAIL_BYTES)
+    assert [len(line) for line in last_lines(log, 2)] == [MAX_TAIL_BYTES]

@@ -1,4 +1,4 @@
-"""Which models a host loads and unloads: the pure choice."""
+"""The choice of models that a host loads and unloads, a pure function."""
 
 from __future__ import annotations
 

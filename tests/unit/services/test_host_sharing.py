@@ -1,4 +1,4 @@
-"""Which of several hosts loads a model that all of them offer."""
+"""The choice among hosts that offer the same model: the one that loads it."""
 
 from __future__ import annotations
 
