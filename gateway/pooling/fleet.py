@@ -9,7 +9,7 @@ import asyncio
 import heapq
 import itertools
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -52,6 +52,7 @@ class _Ticket:
     order: tuple[int, float, int]
     begins: float = 0.0
     tokens: int = 0
+    tried: Sequence[str] = ()
     may: asyncio.Future[str] | None = None
 
 
@@ -60,7 +61,7 @@ class PoolingFleet:
 
     def __init__(self, bus: Bus, peers: Peers, ready: Ready, *, gateway_id: str) -> None:
         self._bus, self._ready, self._gateway_id = bus, ready, gateway_id
-        self._asked = defaultdict[str, int](int)  # tokens by worker
+        self._asked = Counter[str]()  # tokens by worker, each given back by who asked
         self._running = defaultdict[str, set[asyncio.Future[Pooled | Ack]]](set)
         self._waiting = list[_Ticket]()
         self._waiting_tokens = 0
@@ -103,8 +104,13 @@ class PoolingFleet:
                 if len(tried) >= MAX_ATTEMPTS:
                     raise
             finally:
-                self._asked[worker] -= tokens
-                self._start()
+                self._give_back(worker, tokens)
+
+    def _give_back(self, worker: str, tokens: int) -> None:
+        self._asked[worker] -= tokens
+        if not self._asked[worker]:
+            del self._asked[worker]
+        self._start()
 
     async def _attempt(self, worker: str, message: Pool, until: float) -> Pooled:
         remaining_s = min(until - time.monotonic(), ANSWER_S)
@@ -123,6 +129,8 @@ class PoolingFleet:
             raise UnavailableError(f"worker {worker} is gone") from None
         finally:
             self._running[worker].discard(task)
+            if not self._running[worker]:
+                del self._running[worker]
         if not isinstance(reply, Pooled):
             raise UnavailableError(f"worker {worker} does not pool")
         if reply.code:
@@ -135,22 +143,25 @@ class PoolingFleet:
         if worker is not None:
             self._asked[worker] += tokens
             return worker
-        may = asyncio.get_running_loop().create_future()
+        may: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         begins = max(self._tags[turn.tenant.name], self._begun)
         self._tags[turn.tenant.name] = ends = begins + tokens / max(turn.tenant.weight, 1e-6)
-        heapq.heappush(self._waiting, _Ticket((-turn.priority, ends, next(self._count)), begins, tokens, may))
+        heapq.heappush(self._waiting, _Ticket((-turn.priority, ends, next(self._count)), begins, tokens, tried, may))
         self._waiting_tokens += tokens
+        is_taken = False
         try:
             async with asyncio.timeout(max(0.0, turn.until - time.monotonic())):
-                return await may
+                worker = await may
+            is_taken = True
+            return worker
         except TimeoutError:
             if not any(self._ready()):
                 raise UnavailableError("no worker of this model is ready") from None
             raise DeadlineExceededError("the deadline passed before a worker had room") from None
         finally:
             self._waiting_tokens -= tokens
-            if may.cancelled() or not may.done():
-                may.cancel()
+            if not is_taken and not may.cancel() and not may.cancelled():  # a worker was chosen, and nobody will ask it
+                self._give_back(may.result(), tokens)
 
     def _start(self) -> None:
         """Let those who wait begin, while workers have room."""
@@ -159,7 +170,7 @@ class PoolingFleet:
             if first.may is None or first.may.done():
                 heapq.heappop(self._waiting)
                 continue
-            worker = self._with_room(first.tokens, ())
+            worker = self._with_room(first.tokens, first.tried)
             if worker is None:
                 return
             heapq.heappop(self._waiting)
@@ -179,9 +190,8 @@ class PoolingFleet:
         return best
 
     def _lost(self, worker: str, _: int) -> None:
-        for task in self._running.pop(worker, ()):
+        for task in self._running.get(worker, ()):
             task.cancel()
-        self._asked.pop(worker, None)
 
 
 def pieces(counts: Sequence[int], *, workers: int, row_bytes: int, rows_a_token: bool) -> list[slice]:

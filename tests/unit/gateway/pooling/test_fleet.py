@@ -146,6 +146,82 @@ async def test_tenants_take_turns_by_weight_while_workers_are_full() -> None:
     assert order == [WINDOW_TOKENS, WINDOW_TOKENS - 2, WINDOW_TOKENS - 1, WINDOW_TOKENS - 1]
 
 
+async def test_a_request_that_ends_as_its_turn_comes_leaves_no_charge() -> None:
+    gate = asyncio.Event()
+
+    async def late(worker: str, message: Pool) -> Pooled:
+        await gate.wait()
+        if not second.done() and (answering := asyncio.current_task()) is not None:
+            # Runs once the first has its answer: the second was given the worker, and has not woken yet.
+            answering.add_done_callback(lambda _: second.cancel())
+        return GOOD
+
+    world = World(late, "a")
+    first, second = world.ask(WINDOW_TOKENS), world.ask(WINDOW_TOKENS)
+    while not world.fleet.waiting_tokens:
+        await asyncio.sleep(0)
+    gate.set()
+    await asyncio.wait([first, second])
+    assert second.cancelled()
+    assert world.bus.asked == ["a"]
+    assert await world.ask(WINDOW_TOKENS, seconds=60.0) == GOOD
+
+
+async def test_a_lost_worker_that_comes_back_is_charged_like_others() -> None:
+    gate = asyncio.Event()
+
+    async def hangs(worker: str, message: Pool) -> Pooled:
+        if not gate.is_set():
+            await asyncio.Event().wait()
+        return GOOD
+
+    world = World(hangs, "a")
+    lost = world.ask(WINDOW_TOKENS)
+    while world.bus.asked != ["a"]:
+        await asyncio.sleep(0)
+    gate.set()
+    world.peers.saw(state("a", incarnation=2))
+    async with asyncio.timeout(60):
+        assert await lost == GOOD
+    world.peers.saw(state("b"))
+    world.bus.asked.clear()
+    gate.clear()
+    tasks = [world.ask(8) for _ in range(4)]
+    while len(world.bus.asked) < 4:
+        await asyncio.sleep(0)
+    assert sorted(world.bus.asked) == ["a", "a", "b", "b"]
+    for task in tasks:
+        task.cancel()
+
+
+async def test_who_waits_again_is_not_given_the_worker_that_failed() -> None:
+    gates = {worker: asyncio.Event() for worker in ("a", "b", "failure")}
+    small = list[str]()
+
+    async def answer(worker: str, message: Pool) -> Pooled:
+        if len(message.inputs[0]) > 4 * 8:
+            await gates[worker].wait()
+            return GOOD
+        small.append(worker)
+        if worker == "b":
+            return GOOD
+        await gates["failure"].wait()
+        return Pooled(code=StepFailedError.code, message="broken")
+
+    world = World(answer, "a", "b")
+    task, of_b, of_a = world.ask(8), world.ask(WINDOW_TOKENS), world.ask(WINDOW_TOKENS)
+    while world.fleet.waiting_tokens != WINDOW_TOKENS:
+        await asyncio.sleep(0)
+    gates["failure"].set()
+    while world.fleet.waiting_tokens != 8:  # both are full again
+        await asyncio.sleep(0)
+    gates["a"].set()
+    assert await of_a == GOOD
+    gates["b"].set()
+    assert await asyncio.gather(task, of_b) == [GOOD, GOOD]
+    assert small == ["a", "b"]
+
+
 async def test_without_a_worker_the_wait_ends_with_the_reason() -> None:
     with pytest.raises(UnavailableError, match="no worker of this model is ready"):
         await World(lambda worker, message: GOOD).ask(seconds=0.01)
