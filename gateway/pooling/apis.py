@@ -6,11 +6,13 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeVar
+
+from pydantic import AfterValidator, Field, StrictInt
 
 from common.errors import InvalidRequestError
 from gateway.http.exchange import RequestScope
-from gateway.http.fields import StrictFields
+from gateway.http.fields import MAX_TOKEN_IDS, StrictFields
 from gateway.http.problem import Json
 from gateway.pooling.service import Answering, Rows, Wish
 from gateway.pooling.texts import Fitting
@@ -18,6 +20,16 @@ from modelfiles.pooling import Prompts
 
 SHORT_BYTES = 1 << 16  # rows of fewer bytes are written on the loop
 
+
+def _leaves_some(tokens: int) -> int:
+    if not tokens:
+        raise ValueError("must be -1 (the model's length) or at least 1")
+    return tokens
+
+
+Priority = Annotated[StrictInt, Field(ge=-100, le=100)]
+Longest = Annotated[StrictInt, Field(ge=-1, le=MAX_TOKEN_IDS), AfterValidator(_leaves_some)]  # -1: the model's
+Side = Annotated[Literal["left", "right", "Left", "Right"], AfterValidator(str.lower)]  # TEI's
 Body = TypeVar("Body", bound=StrictFields, contravariant=True)
 
 
@@ -31,7 +43,7 @@ class Asking:
     used: Counter[str] = field(default_factory=Counter)  # tokens, by model
 
     async def rows(self, wish: Wish) -> Rows:
-        """Raises ServingError."""
+        """Raises as `Answering.answer`."""
         rows = await self.answering.answer(wish, self.scope)
         self.headers |= rows.headers
         self.used[rows.model] += rows.num_tokens
@@ -67,13 +79,13 @@ class Api(Protocol[Body]):
         ...
 
     async def answer(self, body: Body, asking: Asking) -> Any:
-        """Return the answer as JSON. Raises ServingError."""
+        """Return the answer as JSON. Raises as `Answering.answer`."""
         ...
 
 
 async def written(rows: Rows, told: Callable[[], Any]) -> Any:
     """An answer made of rows, in a thread if they are long."""
-    if sum(map(len, rows.values)) <= SHORT_BYTES:
+    if rows.num_bytes <= SHORT_BYTES:
         return told()
     return await asyncio.to_thread(told)
 

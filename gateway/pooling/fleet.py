@@ -33,6 +33,7 @@ ANSWER_S = 50.0  # NATS lets a worker answer for a minute
 WINDOW_TOKENS = 1 << 16  # at one worker, from one gateway
 MAX_WAITING_TOKENS = 1 << 22
 PIECE_TOKENS, PIECE_INPUTS, PIECE_BYTES = 1 << 14, 1024, 1 << 19
+MAX_ANSWER_BYTES = 7 << 20  # NATS carries 8 MB at a time
 SMALLEST_PIECE_TOKENS = 1 << 11  # a piece for each worker pays from here on
 
 Ready = Callable[[], Iterable[WorkerState]]
@@ -58,6 +59,8 @@ class _Ticket:
 
 class PoolingFleet:
     """The workers of one model. Every call is of the event loop's thread."""
+
+    max_answer_bytes = MAX_ANSWER_BYTES
 
     def __init__(self, bus: Bus, peers: Peers, ready: Ready, *, gateway_id: str) -> None:
         self._bus, self._ready, self._gateway_id = bus, ready, gateway_id
@@ -93,7 +96,10 @@ class PoolingFleet:
             raise OverloadedError(f"{self._waiting_tokens} tokens wait already", retry_after_s=min(retry_s, 60.0))
 
     async def ask(self, message: Pool, turn: Turn) -> Pooled:
-        """The answer to a piece. Raises ServingError."""
+        """The answer to a piece.
+
+        Raises UnavailableError without a ready worker, DeadlineExceededError, and what the worker of the last attempt answers.
+        """
         tokens, tried = sum(map(len, message.inputs)) // 4, list[str]()
         while True:
             worker = await self._place(tokens, turn, tried)
@@ -138,7 +144,7 @@ class PoolingFleet:
         return reply
 
     async def _place(self, tokens: int, turn: Turn, tried: Sequence[str]) -> str:
-        """The worker for so many tokens, charged with them, once one has room. Raises ServingError."""
+        """The worker for so many tokens, charged with them, once one has room. Raises UnavailableError, DeadlineExceededError."""
         worker = None if self._waiting else self._with_room(tokens, tried)
         if worker is not None:
             self._asked[worker] += tokens

@@ -14,17 +14,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, StrictBool, StrictInt, StrictStr, field_validator, model_validator
+from pydantic import Field, PrivateAttr, StrictBool, StrictStr, field_validator, model_validator
 
 from common.errors import InvalidRequestError
 from common.messages import MAX_POOLED_INPUTS
 from gateway.http.api import fields
 from gateway.http.fields import MAX_TOKEN_IDS, StrictFields, Whole
 from gateway.http.problem import Json
-from gateway.pooling.apis import Asking, written
+from gateway.pooling.apis import Asking, Longest, Priority, Side, written
 from gateway.pooling.service import Rows, Wish
 from gateway.pooling.texts import Fitting, PooledText
-from gateway.pooling.vectors import InputFields, Texts, cut, floats, inputs_of, usage
+from gateway.pooling.vectors import InputFields, Texts, cut, floats, usage
 from modelfiles.pooling import CLASSIFY, EMBED
 
 _SCORED: Json = fields({"index": {"type": "integer"}, "score": {"type": "number"}})
@@ -32,25 +32,24 @@ Text = Annotated[StrictStr, Field(min_length=1)]
 Count = Annotated[Whole, Field(ge=1, le=MAX_TOKEN_IDS)]
 
 
-async def scored(
-    asking: Asking, model: str, pairs: Sequence[tuple[str, str]], fitting: Fitting, *, name: str, is_raw: bool = False
-) -> tuple[list[float], Rows]:
-    """The score of each pair. Raises ServingError, and InvalidRequestError if the model has several labels."""
-    found = asking.answering.find(model)
+async def scored(asking: Asking, wish: Wish, pairs: Sequence[tuple[str, str]]) -> tuple[list[float], Rows]:
+    """The score of each pair, as the wish says, whose inputs and work are set here.
+
+    Raises as `Answering.answer`, and InvalidRequestError if the model has several labels.
+    """
+    found = asking.answering.find(wish.model)
     if found.pooling.labels:
         if len(found.pooling.labels) > 1:
             raise InvalidRequestError(
                 f"the model {found.name!r} has {len(found.pooling.labels)} labels, and a score needs one: ask it at /classify",
                 param="model",
             )
-        rows = await asking.rows(
-            Wish(model=model, inputs=list(pairs), work=CLASSIFY, name=name, is_raw=is_raw, fitting=fitting)
-        )
+        rows = await asking.rows(replace(wish, inputs=list(pairs), work=CLASSIFY))
         return [floats(values)[0] for values in rows.values], rows
     prompts = found.pooling.prompts.texts
     sides = [list(dict.fromkeys(side)) for side in zip(*pairs, strict=True)]
     asked = [
-        Wish(model=model, inputs=side, work=EMBED, name=name, fitting=replace(fitting, prompt=prompts.get(kind, "")))
+        replace(wish, inputs=side, work=EMBED, fitting=replace(wish.fitting, prompt=prompts.get(kind, "")))
         for side, kind in zip(sides, ("query", "document"), strict=True)
     ]
     of_queries, of_documents = [await asking.rows(one) for one in asked]
@@ -79,13 +78,13 @@ class RerankRequest(StrictFields):
     texts: Texts | None = None
     top_n: Annotated[Whole, Field(ge=1)] | None = None
     max_tokens_per_doc: Count | None = None
-    truncate_prompt_tokens: Annotated[StrictInt, Field(ge=-1, le=MAX_TOKEN_IDS)] | None = None
+    truncate_prompt_tokens: Longest | None = None
     return_documents: StrictBool | None = None
     return_text: StrictBool = False
     raw_scores: StrictBool = False
     truncate: StrictBool | None = None
-    truncation_direction: Literal["left", "right", "Left", "Right"] = "right"
-    priority: Annotated[StrictInt, Field(ge=-100, le=100)] = 0
+    truncation_direction: Side = "right"
+    priority: Priority = 0
 
     @field_validator("documents")
     @classmethod
@@ -112,7 +111,7 @@ class RerankRequest(StrictFields):
     def fitting(self) -> Fitting:
         longest = self.max_tokens_per_doc or self.truncate_prompt_tokens
         is_cut = self.truncate if self.is_tei or longest is None else True
-        return cut(bool(is_cut), from_left=self.truncation_direction.lower() == "left", longest=longest)
+        return cut(bool(is_cut), from_left=self.truncation_direction == "left", longest=longest)
 
 
 class Rerank:
@@ -133,8 +132,14 @@ class Rerank:
     async def answer(self, body: RerankRequest, asking: Asking) -> Any:
         documents = body.documents or body.texts or []
         pairs = [(body.query, document) for document in documents]
-        name = "texts" if body.is_tei else "documents"
-        scores, rows = await scored(asking, body.model, pairs, body.fitting, name=name, is_raw=body.raw_scores)
+        wish = Wish(
+            model=body.model,
+            name="texts" if body.is_tei else "documents",
+            is_raw=body.raw_scores,
+            fitting=body.fitting,
+            priority=body.priority,
+        )
+        scores, rows = await scored(asking, wish, pairs)
         order = sorted(range(len(scores)), key=lambda at: -scores[at])[: body.top_n]
         if body.is_tei:
             return [
@@ -166,11 +171,11 @@ class ScoreRequest(StrictFields):
     text_2: Text | Texts | None = None
     data_1: Text | Texts | None = None
     data_2: Text | Texts | None = None
-    truncate_prompt_tokens: Annotated[StrictInt, Field(ge=-1, le=MAX_TOKEN_IDS)] | None = None
+    truncate_prompt_tokens: Longest | None = None
     use_activation: StrictBool = True
     encoding_format: Literal["float"] = "float"
     user: StrictStr | None = None
-    priority: Annotated[StrictInt, Field(ge=-100, le=100)] = 0
+    priority: Priority = 0
 
     @model_validator(mode="after")
     def _both_sides(self) -> ScoreRequest:
@@ -200,10 +205,14 @@ class Score:
     async def answer(self, body: ScoreRequest, asking: Asking) -> Any:
         left, right = body.sides
         pairs = list(zip(left * len(right) if len(left) == 1 else left, right, strict=True))
-        fitting = Fitting(longest=body.truncate_prompt_tokens)
-        scores, rows = await scored(
-            asking, body.model, pairs, fitting, name="documents", is_raw=not body.use_activation
+        wish = Wish(
+            model=body.model,
+            name="documents",
+            is_raw=not body.use_activation,
+            fitting=Fitting(longest=body.truncate_prompt_tokens),
+            priority=body.priority,
         )
+        scores, rows = await scored(asking, wish, pairs)
         data = [{"index": at, "object": "score", "score": score} for at, score in enumerate(scores)]
         return {**_head("score", body.model), "data": data, "usage": usage(rows)}
 
@@ -251,7 +260,8 @@ class PredictRequest(StrictFields):
     inputs: Any
     raw_scores: StrictBool = False
     truncate: StrictBool = False
-    truncation_direction: Literal["left", "right", "Left", "Right"] = "right"
+    truncation_direction: Side = "right"
+    _given: list[PooledText] = PrivateAttr(default_factory=list)
 
     @property
     def is_batch(self) -> bool:
@@ -259,22 +269,22 @@ class PredictRequest(StrictFields):
 
     @property
     def given(self) -> list[PooledText]:
-        found: list[PooledText] = []
-        for one in self.inputs if self.is_batch else [self.inputs]:
-            texts = inputs_of(one)
-            if len(texts) > 2 or not all(isinstance(text, str) for text in texts):
-                raise InvalidRequestError(
-                    "inputs: must be a text, a pair of texts, or a list of lists of these", param="inputs"
-                )
-            found.append((str(texts[0]), str(texts[1])) if len(texts) == 2 else texts[0])
-        return found
+        return self._given
 
-    @field_validator("inputs")
-    @classmethod
-    def _some(cls, given: Any) -> Any:
-        if not given or (isinstance(given, list) and len(given) > MAX_POOLED_INPUTS):
-            raise ValueError(f"must be 1 to {MAX_POOLED_INPUTS} texts")
-        return given
+    @model_validator(mode="after")
+    def _some(self) -> PredictRequest:
+        if not self.inputs or (isinstance(self.inputs, list) and len(self.inputs) > MAX_POOLED_INPUTS):
+            raise ValueError(f"inputs: must be 1 to {MAX_POOLED_INPUTS} texts")
+        self._given = [_text_or_pair(one) for one in (self.inputs if self.is_batch else [self.inputs])]
+        return self
+
+
+def _text_or_pair(given: Any) -> PooledText:
+    """Raises ValueError."""
+    texts = given if isinstance(given, list) else [given]
+    if len(texts) not in (1, 2) or not all(isinstance(text, str) and text for text in texts):
+        raise ValueError("inputs: must be a text, a pair of texts, or a list of lists of these; none is empty")
+    return texts[0] if len(texts) == 1 else (texts[0], texts[1])
 
 
 class Predict:
@@ -285,13 +295,9 @@ class Predict:
 
     async def answer(self, body: PredictRequest, asking: Asking) -> Any:
         labels = asking.answering.find(body.model, CLASSIFY).pooling.labels
-        try:
-            given = body.given
-        except ValueError as error:
-            raise InvalidRequestError(f"inputs: {error}", param="inputs") from None
-        fitting = cut(body.truncate, from_left=body.truncation_direction.lower() == "left")
+        fitting = cut(body.truncate, from_left=body.truncation_direction == "left")
         wish = Wish(
-            model=body.model, inputs=given, work=CLASSIFY, name="inputs", is_raw=body.raw_scores, fitting=fitting
+            model=body.model, inputs=body.given, work=CLASSIFY, name="inputs", is_raw=body.raw_scores, fitting=fitting
         )
         rows = await asking.rows(wish)
         found = [_sorted(floats(values), labels) for values in rows.values]

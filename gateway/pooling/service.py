@@ -36,7 +36,7 @@ class Wish:
     """A question to a model, in neutral terms."""
 
     model: str
-    inputs: Sequence[PooledText]
+    inputs: Sequence[PooledText] = ()
     work: str = EMBED
     name: str = "input"  # the body's field with the inputs
     dimensions: int = 0
@@ -59,6 +59,10 @@ class Rows:
     def num_tokens(self) -> int:
         return sum(self.tokens)
 
+    @property
+    def num_bytes(self) -> int:
+        return sum(map(len, self.values))
+
 
 class Fleet(Protocol):
     """The workers of a model: `PoolingFleet`, or those of one process."""
@@ -68,6 +72,9 @@ class Fleet(Protocol):
 
     @property
     def num_ready(self) -> int: ...
+
+    @property
+    def max_answer_bytes(self) -> int: ...
 
     def turn_away(self, tokens: int) -> None: ...
 
@@ -177,7 +184,11 @@ class Answering:
         return model
 
     async def answer(self, wish: Wish, scope: RequestScope) -> Rows:
-        """Raises ServingError."""
+        """The rows of all inputs.
+
+        Raises ModelNotFoundError, InvalidRequestError, ContextLengthError; OverloadedError and RateLimitedError, before anything
+        is computed; UnavailableError, DeadlineExceededError, and StepFailedError if a worker's passes fail.
+        """
         model = self.find(wish.model, wish.work)
         pooling, longest = model.pooling, model.fleet.longest
         if longest is None:
@@ -185,6 +196,8 @@ class Answering:
         _check_dimensions(wish.dimensions, pooling)
         until = time.monotonic() + self._deadline_s
         texts = await model.tokenizer.texts(wish.inputs, wish.fitting, longest=longest, name=wish.name)
+        if wish.work == TOKENS:
+            _check_rows(texts, model.fleet.max_answer_bytes // (FLOAT_BYTES * pooling.size), wish.name)
         model.fleet.turn_away(texts.tokens)
         charged = await charge(
             self._budgets, scope.tenant, scope.request_id, tokens=texts.tokens, ttl_s=self._deadline_s
@@ -219,7 +232,7 @@ class Answering:
 async def _computed(
     model: PooledModel, wish: Wish, texts: PooledTexts, turn: Turn, scope: RequestScope
 ) -> tuple[list[bytes], int]:
-    """Each input's rows, and their width: pieces are asked for at once. Raises ServingError."""
+    """Each input's rows, and their width: pieces are asked for at once. Raises as `Fleet.ask`, the first error alone."""
     parts = pieces(
         [one.count for one in texts.inputs],
         workers=model.fleet.num_ready,
@@ -264,6 +277,15 @@ def _rows(values: bytes, width: int, rows: Sequence[int]) -> list[bytes]:
     if at != len(values):
         raise UnavailableError("a worker's rows are not of the width that it says")
     return found
+
+
+def _check_rows(texts: PooledTexts, most: int, name: str) -> None:
+    """Raises InvalidRequestError if an input's vectors are more than a worker's answer carries."""
+    for at, one in enumerate(texts.inputs):
+        if one.count > most:
+            raise InvalidRequestError(
+                f"{name} {at} has {one.count} tokens, and vectors of {most} are sent at most: split it", param=name
+            )
 
 
 def _check_dimensions(dimensions: int, pooling: Pooling) -> None:

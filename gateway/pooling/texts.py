@@ -105,14 +105,8 @@ class TextTokenizer:
             self._held.chars -= chars
         skipped = 0
         if fitting.prompt and not self.pooling.prompts.are_pooled:
-            skipped = len(self._tokenizer.encode(fitting.prompt).ids) - self._closing
+            skipped = _opening(self._tokenizer.encode(fitting.prompt))
         return PooledTexts(inputs=[one for part in made for one in part], skipped=skipped)
-
-    @property
-    def _closing(self) -> int:
-        """Tokens that every text gets behind it."""
-        around = self._tokenizer.encode("")
-        return max(0, len(around.ids) - 1)
 
     def _inputs(
         self, given: Sequence[PooledText], fitting: Fitting, longest: int, name: str, first: int
@@ -144,6 +138,14 @@ class TextTokenizer:
 
 def _with(prompt: str, text: str | tuple[str, str]) -> str | tuple[str, str]:
     return prompt + text if prompt and isinstance(text, str) else text
+
+
+def _opening(prompt: Encoding) -> int:
+    """The tokens of a prompt, and what every text gets before it."""
+    special = list(prompt.special_tokens_mask)
+    while special and special[-1]:  # what every text gets behind it
+        special.pop()
+    return len(special)
 
 
 def _chars(text: PooledText) -> int:

@@ -9,13 +9,14 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, StrictBool, StrictInt, StrictStr, ValidationInfo, field_validator
+import msgspec
+from pydantic import Field, StrictBool, StrictStr, ValidationInfo, field_validator
 
 from common.messages import MAX_POOLED_INPUTS
 from gateway.http.api import fields, ref
 from gateway.http.fields import MAX_TOKEN_IDS, StrictFields, Whole, ids_read
 from gateway.http.problem import Json
-from gateway.pooling.apis import LIST_OF_NUMBERS, Asking, written
+from gateway.pooling.apis import LIST_OF_NUMBERS, Asking, Longest, Priority, Side, written
 from gateway.pooling.service import Rows, Wish
 from gateway.pooling.texts import Fitting, PooledText
 from modelfiles.pooling import EMBED, TOKENS
@@ -33,6 +34,7 @@ Label = Annotated[StrictStr, Field(max_length=1024)]
 Prompted = Annotated[StrictStr, Field(max_length=256)]
 Dimensions = Annotated[Whole, Field(ge=1, lt=2**31)]
 Texts = Annotated[list[Annotated[StrictStr, Field(min_length=1)]], Field(min_length=1, max_length=MAX_POOLED_INPUTS)]
+_json = msgspec.json.Encoder()
 _INTEGER: Json = {"type": "integer"}
 SCHEMAS: dict[str, Json] = {
     "PoolingUsage": fields({"prompt_tokens": _INTEGER, "total_tokens": _INTEGER}),
@@ -65,11 +67,9 @@ class InputFields(StrictFields):
     model: StrictStr  # "": the only one
     input: Any  # a validator makes it a list
     user: Label | None = None
-    truncate_prompt_tokens: Annotated[StrictInt, Field(ge=-1, le=MAX_TOKEN_IDS)] | None = (
-        None  # vLLM's; -1: the model's
-    )
+    truncate_prompt_tokens: Longest | None = None  # vLLM's
     truncation_side: Literal["left", "right"] | None = None
-    priority: Annotated[StrictInt, Field(ge=-100, le=100)] = 0
+    priority: Priority = 0
 
     @field_validator("input")
     @classmethod
@@ -111,7 +111,7 @@ class Embeddings:
                 priority=body.priority,
             )
         )
-        form = in_base64 if body.encoding_format == "base64" else floats
+        form = in_base64 if body.encoding_format == "base64" else numbers
 
         def told() -> Json:
             data = [
@@ -154,7 +154,7 @@ class Pooled:
         )
 
         def told() -> Json:
-            shown = (lists(values, rows.width) if work == TOKENS else floats(values) for values in rows.values)
+            shown = (lists(values, rows.width) if work == TOKENS else numbers(values) for values in rows.values)
             data = [{"object": "pooling", "index": at, "data": each} for at, each in enumerate(shown)]
             head = {"id": f"pool-{uuid.uuid4().hex}", "object": "list", "created": int(time.time())}
             return {**head, "model": body.model, "data": data, "usage": usage(rows)}
@@ -174,7 +174,7 @@ class CohereEmbedRequest(StrictFields):
     output_dimension: Dimensions | None = None
     max_tokens: Annotated[Whole, Field(ge=1, le=MAX_TOKEN_IDS)] | None = None
     truncate: Literal["NONE", "START", "END"] = "END"
-    priority: Annotated[StrictInt, Field(ge=-100, le=100)] = 0
+    priority: Priority = 0
 
 
 class CohereEmbed:
@@ -192,9 +192,16 @@ class CohereEmbed:
         fitting.prompt = prompts.get(body.input_type or "", prompts.get(kind, ""))
         dimensions = body.output_dimension or 0
         rows = await asking.rows(
-            Wish(model=body.model, inputs=body.texts, name="texts", dimensions=dimensions, fitting=fitting)
+            Wish(
+                model=body.model,
+                inputs=body.texts,
+                name="texts",
+                dimensions=dimensions,
+                fitting=fitting,
+                priority=body.priority,
+            )
         )
-        forms = {"float": floats, "base64": in_base64}
+        forms = {"float": numbers, "base64": in_base64}
 
         def told() -> Json:
             vectors = {kind: [forms[kind](one) for one in rows.values] for kind in body.embedding_types or ["float"]}
@@ -215,7 +222,7 @@ class TeiEmbedRequest(StrictFields):
     model: StrictStr = ""
     inputs: Any  # as `input` of OpenAI's
     truncate: StrictBool = False
-    truncation_direction: Literal["left", "right", "Left", "Right"] = "right"
+    truncation_direction: Side = "right"
     normalize: StrictBool = True
     prompt_name: Prompted | None = None
     dimensions: Dimensions | None = None
@@ -236,7 +243,7 @@ class TeiEmbed:
         self.described: Json = {"type": "array", "items": {"type": "array"}}
 
     async def answer(self, body: TeiEmbedRequest, asking: Asking) -> Any:
-        fitting = cut(body.truncate, from_left=body.truncation_direction.lower() == "left")
+        fitting = cut(body.truncate, from_left=body.truncation_direction == "left")
         fitting = asking.prompted(body.model, self._work, fitting, body.prompt_name)
         is_each = self._work == TOKENS
         size = asking.answering.find(body.model, self._work).pooling.size
@@ -253,7 +260,7 @@ class TeiEmbed:
         )
 
         def told() -> list[Any]:
-            return [lists(one, rows.width) if is_each else floats(one) for one in rows.values]
+            return [lists(one, rows.width) if is_each else numbers(one) for one in rows.values]
 
         return await written(rows, told)
 
@@ -296,9 +303,9 @@ class OllamaEmbed:
 
         def told() -> Json:
             if self._is_single:
-                return {"embedding": floats(rows.values[0])}
+                return {"embedding": numbers(rows.values[0])}
             told_ns = {"total_duration": time.monotonic_ns() - began, "load_duration": 0}
-            vectors = [floats(one) for one in rows.values]
+            vectors = [numbers(one) for one in rows.values]
             return {"model": body.model, "embeddings": vectors, **told_ns, "prompt_eval_count": rows.num_tokens}
 
         return await written(rows, told)
@@ -332,8 +339,14 @@ def usage(rows: Rows) -> Json:
     return {"prompt_tokens": rows.num_tokens, "total_tokens": rows.num_tokens}
 
 
-def in_base64(values: bytes) -> str:
-    return base64.b64encode(values).decode("ascii")
+def in_base64(values: bytes) -> msgspec.Raw:
+    """A row as a JSON string."""
+    return msgspec.Raw(b'"%b"' % base64.b64encode(values))
+
+
+def numbers(values: bytes) -> msgspec.Raw:
+    """A row as a JSON list: encoded by itself, for one call that encoded all rows would hold the event loop."""
+    return msgspec.Raw(_json.encode(floats(values)))
 
 
 def floats(values: bytes) -> list[float]:
@@ -343,6 +356,6 @@ def floats(values: bytes) -> list[float]:
     return found.tolist()
 
 
-def lists(values: bytes, width: int) -> Sequence[list[float]]:
-    """Rows of numbers."""
-    return [floats(values[at : at + 4 * width]) for at in range(0, len(values), 4 * width)]
+def lists(values: bytes, width: int) -> Sequence[msgspec.Raw]:
+    """Rows as JSON lists."""
+    return [numbers(values[at : at + 4 * width]) for at in range(0, len(values), 4 * width)]

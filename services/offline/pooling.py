@@ -39,7 +39,7 @@ MOST = 256  # requests that are worth having at a time
 class OwnFleet:
     """The passes of this process, as a gateway asks its workers."""
 
-    num_ready = 1
+    num_ready, max_answer_bytes = 1, 1 << 62  # no message carries it
 
     def __init__(self, engine: PoolingEngine, passes: Passes) -> None:
         self.longest: int | None = engine.max_model_len

@@ -7,23 +7,28 @@ import asyncio
 import base64
 import struct
 import sys
+from array import array
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 import pytest_asyncio
 import torch
 import transformers
 
+from common.messages import Pool, Pooled
 from common.peers import Peers
 from engine.pooling.engine import PoolingConfig, PoolingEngine
 from gateway.answers.catalogue import Catalogue
 from gateway.app import HttpSettings, create_app
 from gateway.placement.agreement import Own
+from gateway.pooling.fleet import PoolingFleet, Turn
 from gateway.pooling.service import PoolingModels
 from gateway.pooling.texts import TextTokenizer
+from gateway.pooling.vectors import in_base64, lists, numbers
 from tests.fakes.bus import MemoryBus
 from tests.fakes.generations import ScriptedGenerations, ScriptedWorkers
 from tests.pooling_models import build_pooling_model
@@ -187,8 +192,60 @@ async def test_the_wrong_kind_of_model_says_where_to_ask(client: httpx.AsyncClie
         ("/score", {"model": "cross", "text_1": "a", "documents": "c"}, "give queries and documents"),
         ("/predict", {"model": "mood", "inputs": [["a", "b", "c"]]}, "a pair of texts"),
         ("/v2/embed", {"model": "mini", "texts": ["a"], "embedding_types": ["int8"]}, "'float' or 'base64'"),
+        ("/predict", {"model": "mood", "inputs": [["a"], [[1, 2]]]}, "a pair of texts"),
+        ("/v1/embeddings", {"model": "mini", "input": [5], "truncate_prompt_tokens": 0}, "at least 1"),
+        ("/score", {"model": "cross", "text_1": "a", "text_2": "b", "truncate_prompt_tokens": 0}, "at least 1"),
         ("/api/embed", {"model": "nothing", "input": "a"}, "model not found"),
     ):
         refused = await client.post(path, json=fields)
         assert refused.status_code in (400, 404), path
         assert says in refused.text, refused.text
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_priorities_reach_the_workers_turns(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, ask_worker = list[int](), PoolingFleet.ask
+
+    async def noted(fleet: PoolingFleet, message: Pool, turn: Turn) -> Pooled:
+        asked.append(turn.priority)
+        return await ask_worker(fleet, message, turn)
+
+    monkeypatch.setattr(PoolingFleet, "ask", noted)
+    for path, fields in (
+        ("/v1/embeddings", {"model": "mini", "input": "a"}),
+        ("/pooling", {"model": "mini", "input": "a"}),
+        ("/v2/embed", {"model": "mini", "texts": ["a"]}),
+        ("/classify", {"model": "mood", "input": "a"}),
+        ("/rerank", {"model": "cross", "query": "a", "documents": ["b"]}),
+        ("/rerank", {"model": "mini", "query": "a", "documents": ["b"]}),
+        ("/score", {"model": "cross", "text_1": "a", "text_2": "b"}),
+    ):
+        asked.clear()
+        await ask(client, path, **fields, priority=-7)
+        assert asked, path
+        assert set(asked) == {-7}, path
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_vectors_that_no_answer_carries_are_refused_at_once(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PoolingFleet, "max_answer_bytes", 4 * 32 * 3)
+    for path, field in (("/embed_all", "inputs"), ("/pooling", "input")):
+        body = {"model": "mini", field: ["a", QUERY]} | ({"task": "token_embed"} if path == "/pooling" else {})
+        refused = await client.post(path, json=body)
+        assert refused.status_code == 400, path
+        assert f"{field} 1 has 5 tokens, and vectors of 3 are sent at most" in refused.text
+    assert await ask(client, "/embed", model="mini", inputs=QUERY), "one vector is"
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_rows_are_encoded_one_by_one(width: int) -> None:
+    values = array("f", [0.5, -1.25, 3.0]).tobytes()
+    assert msgspec.json.decode(numbers(values)) == [0.5, -1.25, 3.0]
+    assert base64.b64decode(msgspec.json.decode(in_base64(values))) == values
+    rows = lists(values, width)
+    assert [type(row) for row in rows] == [msgspec.Raw] * (3 // width)
+    assert [msgspec.json.decode(row) for row in rows] == [
+        [0.5, -1.25, 3.0][at : at + width] for at in range(0, 3, width)
+    ]

@@ -82,6 +82,36 @@ async def test_a_prompt_stands_before_each_text_and_may_be_left_out_of_the_vecto
     assert found.skipped == 2, "what every text begins with, and the prompt"
 
 
+@pytest.mark.parametrize(
+    ("around", "skipped"), [(["[CLS]", "$A", "[SEP]"], 2), (["$A", "[SEP]"], 1), (["[CLS]", "$A"], 2), (["$A"], 1)]
+)
+async def test_what_is_left_out_of_the_vector_ends_before_what_every_text_gets_behind_it(
+    around: list[str], skipped: int, tmp_path: Path
+) -> None:
+    tokenizer(tmp_path)
+    written = json.loads((tmp_path / "tokenizer.json").read_text())
+    specials = {name: {"id": name, "ids": [at], "tokens": [name]} for name, at in (("[CLS]", CLS), ("[SEP]", SEP))}
+    whole = [
+        {"Sequence": {"id": "A", "type_id": 0}} if one == "$A" else {"SpecialToken": {"id": one, "type_id": 0}}
+        for one in around
+    ]
+    pair = [{"Sequence": {"id": name, "type_id": 0}} for name in "AB"]
+    written["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": whole,
+        "pair": pair,
+        "special_tokens": specials,
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(written))
+    (tmp_path / "modules.json").write_text(
+        json.dumps([{"path": "", "type": "x.Transformer"}, {"path": "1_Pooling", "type": "x.Pooling"}])
+    )
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "mean", "include_prompt": False}))
+    found = await TextTokenizer.read(tmp_path).texts(["cat"], Fitting(prompt="the "), longest=64, name="input")
+    assert found.skipped == skipped
+
+
 @pytest.mark.parametrize(("eos", "end"), [("[MASK]", [4]), ({"content": "[SEP]"}, [])])
 async def test_the_end_that_the_configuration_asks_for_is_added_once(eos: Any, end: list[int], tmp_path: Path) -> None:
     one = tokenizer(tmp_path, add_eos_token=True, eos_token=eos)
