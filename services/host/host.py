@@ -177,7 +177,8 @@ class Host:
         for name in steps.load:
             model = self._models[name]
             model.ready.clear()
-            model.told_s = None  # an order from here on is kept until the model is wanted again
+            # An order from here on holds until the model is wanted again.
+            model.told_s = None
             if model.status is HostStatus.PARKED:
                 self._wake(model)
                 continue
