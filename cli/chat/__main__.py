@@ -59,7 +59,7 @@ def talk_of(settings: ChatSettings, models: Mapping[str, bool]) -> Talk:
     model = settings.served_model_name or next(iter(talkers or models))
     if not models.get(model, True):
         raise ConfigError(f"{model} has no chat template: it continues text, at /v1/completions, and can't chat")
-    talk = Talk(model=model, models=talkers)
+    talk = Talk(model=model, models=talkers, system=settings.system)
     talk.option("temperature", TEMPERATURE)
     for pair in filter(None, NEXT_NAME.split(settings.set)):
         name, _, value = map(str.strip, pair.partition("="))

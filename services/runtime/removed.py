@@ -97,7 +97,6 @@ REMOVED: dict[tuple[str, ...], dict[str, str]] = {
         "stats": "a word in the chat since 0.2: /stats off",
         "markdown": "a word in the chat since 0.2: /markdown off",
         "history": "a word in the chat since 0.2: /history off",
-        "system": "what --set takes since 0.2: --set system=TEXT",
         "think": "what --set takes since 0.2: --set think=on",
         "max_tokens": "what /set takes since 0.2: --set max_tokens=N",
         "temperature": "what /set takes since 0.2: --set temperature=N",

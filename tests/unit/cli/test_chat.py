@@ -273,6 +273,7 @@ def test_what_set_takes_is_an_option_of_the_command_too() -> None:
     assert options() == {"temperature": 0.7}
     assert options("--set", "max_tokens=6,seed=1", "--set", "temperature=default") == {"max_tokens": 6, "seed": 1}
     assert talk_with("--set", "think=on").think is True
+    assert talk_with("--system", "Be brief, and kind.").system == "Be brief, and kind."
     both = talk_with("--set", "system=Be brief, and kind.", "--set", "seed=1")
     assert (both.system, both.options["seed"]) == ("Be brief, and kind.", 1)
     for wrong in ("max_tokens", "warmth=1", "seed=a", "think=maybe"):
