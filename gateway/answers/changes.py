@@ -36,6 +36,16 @@ class ModelFiles(Protocol):
         ...
 
 
+async def changed(kept: KeptKeys, to: Change) -> Register:
+    """The register after `to`, on disk. Raises NotKeptError, ConflictError, UnavailableError, and what `to` raises besides."""
+    try:
+        return await kept.change(to)
+    except UnknownKeyError as error:
+        raise NotKeptError(error.message, param=error.param) from None
+    except KeyConflictError as error:
+        raise ConflictError(error.message, param=error.param) from None
+
+
 class MadeAliases:
     """Aliases set through any gateway, and valid at all within a second."""
 
@@ -66,7 +76,7 @@ class MadeAliases:
         except ValueError as error:
             raise InvalidRequestError(f"shares: {error}", param="shares") from None
         before = list(self.shares(name))
-        register = await self._change(lambda register: register.with_alias(name, list(shares), before, preset))
+        register = await changed(self._kept, lambda register: register.with_alias(name, list(shares), before, preset))
         return tuple(register.aliases[name].shares)
 
     async def copy(self, name: str, of: str, preset: Preset = NO_PRESET) -> tuple[Share, ...]:
@@ -74,9 +84,9 @@ class MadeAliases:
 
         Raises as `set`, and for a name that can't be one.
         """
-        if not re.match(ALIAS, name):
+        if not re.fullmatch(ALIAS, name):  # `match` would take a line's end at its end
             raise InvalidRequestError(
-                f"{name[:128]!r} can't be a model's name: letters, digits, `_.:/@+-`, 128 at most"
+                f"{name[:128]!r} can't be a model's name: letters, digits, `_.:/@+-`, 128 at most", param="name"
             )
         meant = self._meant(of)
         shares = self.shares(meant) or (Share(model=meant, percent=100.0),)
@@ -92,20 +102,12 @@ class MadeAliases:
 
     async def roll_back(self, name: str) -> tuple[Share, ...]:
         """Put an alias's earlier shares back; again, the later ones. Raises NotKeptError, UnavailableError."""
-        register = await self._change(lambda register: register.rolled_back(name))
+        register = await changed(self._kept, lambda register: register.rolled_back(name))
         return tuple(register.aliases[name].shares)
 
     async def drop(self, name: str) -> None:
         """Drop what was set; an alias of the gateways' settings is as it was there. Raises NotKeptError, UnavailableError."""
-        await self._change(lambda register: register.without_alias(name))
-
-    async def _change(self, to: Change) -> Register:
-        try:
-            return await self._kept.change(to)
-        except UnknownKeyError as error:
-            raise NotKeptError(error.message, param=error.param) from None
-        except KeyConflictError as error:
-            raise ConflictError(error.message, param=error.param) from None
+        await changed(self._kept, lambda register: register.without_alias(name))
 
 
 @dataclass(frozen=True, slots=True)

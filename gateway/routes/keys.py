@@ -15,6 +15,7 @@ from fastapi import Request, Response
 from pydantic import Field, StrictBool, StrictInt, StrictStr
 
 from common.errors import InvalidRequestError
+from gateway.answers.changes import changed
 from gateway.http.api import JSON, ApiPart, fields, get, path_parameters, post
 from gateway.http.application import Routes
 from gateway.http.body import BodyLimits, read_fields
@@ -22,16 +23,7 @@ from gateway.http.exchange import request_scope
 from gateway.http.fields import Number, StrictFields
 from gateway.http.problem import ConflictError, NotKeptError, json_response
 from gateway.tenants.kept import KeptKeys
-from gateway.tenants.register import (
-    Change,
-    KeyConflictError,
-    MadeKey,
-    MadeTenant,
-    Register,
-    UnknownKeyError,
-    is_key_id,
-    new_key_id,
-)
+from gateway.tenants.register import MadeKey, MadeTenant, Register, is_key_id, new_key_id
 from gateway.tenants.tenants import DEFAULT, TENANT_NAME, GoalFields, Tenant, Tenants, hash_key, new_key
 from gateway.tenants.usage import MAX_HOURS, usage_json
 
@@ -64,6 +56,7 @@ class TenantOptions(GoalFields, StrictFields):
     max_concurrent: Annotated[StrictInt, Field(ge=0, le=10_000)] = 0
     cache_salt: Annotated[StrictStr, Field(max_length=256)] | None = None
     kv_share: Annotated[Number, Field(gt=0, le=1)] = 1.0
+    loads: Annotated[list[Annotated[StrictStr, Field(max_length=256)]], Field(max_length=64)] | None = None
 
 
 class KeyRoutes:
@@ -126,7 +119,7 @@ class KeyRoutes:
                 raise InvalidRequestError(message, param="tenant")
             return register.with_key(key, now)
 
-        await self._change(with_key)
+        await changed(self._kept, with_key)
         _audit(request, "keys.created", key=key.id, tenant=key.tenant, admin=key.is_admin, expires_at=key.expires_at)
         return json_response(key.as_json(now) | {"key": plain}, headers={"cache-control": "no-store"})
 
@@ -137,7 +130,7 @@ class KeyRoutes:
             raise ConflictError(f"key {key_id} is in the gateways' files: take it out there, and send them SIGHUP")
         if not is_key_id(key_id):
             raise NotKeptError(f"no key {key_id[:100]!r}: GET /admin/keys lists them", param="key_id")
-        register = await self._change(lambda register: register.revoked(key_id, by=by, now=now))
+        register = await changed(self._kept, lambda register: register.revoked(key_id, by=by, now=now))
         key = register.keys[key_id]
         _audit(request, "keys.revoked", key=key_id, tenant=key.tenant, admin=key.is_admin)
         return json_response(key.as_json(now))
@@ -166,7 +159,7 @@ class KeyRoutes:
                 return register.with_tenant(name, options)
             return register.with_tenant(name, msgspec.structs.replace(options, cache_salt=known.cache_salt))
 
-        await self._change(with_tenant)
+        await changed(self._kept, with_tenant)
         told = msgspec.structs.replace(options, cache_salt=options.cache_salt and "(hidden)")
         _audit(request, "tenants.set", tenant=name, options=repr(told))
         tenant = self._tenants.named(name)
@@ -175,7 +168,7 @@ class KeyRoutes:
     async def delete_tenant(self, request: Request) -> Response:
         """Delete a tenant without keys."""
         name, now = self._made_name(request), time.time()
-        await self._change(lambda register: register.without_tenant(name, now))
+        await changed(self._kept, lambda register: register.without_tenant(name, now))
         _audit(request, "tenants.deleted", tenant=name)
         return json_response({"name": name, "deleted": True})
 
@@ -196,14 +189,6 @@ class KeyRoutes:
                 f"tenant {name} is in the gateways' file of --tenants: change it there, and send SIGHUP"
             )
         return name
-
-    async def _change(self, to: Change) -> Register:
-        try:
-            return await self._kept.change(to)
-        except UnknownKeyError as error:
-            raise NotKeptError(error.message, param=error.param) from None
-        except KeyConflictError as error:
-            raise ConflictError(error.message, param=error.param) from None
 
 
 def _by(request: Request) -> str:
@@ -228,6 +213,7 @@ def _tenant_json(tenant: Tenant) -> dict[str, Any]:
         "max_concurrent": limits.max_concurrent,
         "shares_cache": not tenant.cache_salt,
         "kv_share": tenant.kv_share,
+        "loads": None if tenant.loads is None else list(tenant.loads),
         "ttft_slo_ms": tenant.goal.ttft_ms,
         "ttft_slo_ms_per_token": tenant.goal.ttft_ms_per_token,
         "tpot_slo_ms": tenant.goal.tpot_ms,

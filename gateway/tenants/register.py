@@ -80,6 +80,7 @@ class MadeTenant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cache_salt: str | None = None
     goal: Goal = NO_GOAL
     kv_share: float = 1.0
+    loads: list[str] | None = None  # None: any
 
     @property
     def limits(self) -> Limits:

@@ -291,6 +291,7 @@ def _made(name: str, made: MadeTenant) -> Tenant:
         cache_salt=own if made.cache_salt is None else made.cache_salt,
         goal=made.goal,
         kv_share=made.kv_share,
+        loads=None if made.loads is None else tuple(made.loads),
     )
 
 
@@ -344,22 +345,8 @@ class _Entry(GoalFields, BaseModel):
         return [hash_key(key) for key in self.keys] + [bytes.fromhex(digest) for digest in self.keys_sha256]
 
     def tenant(self, name: str) -> Tenant:
-        own = "" if name == DEFAULT else name
-        return Tenant(
-            name=name,
-            weight=self.weight,
-            queue_share=self.queue_share,
-            max_priority=self.max_priority,
-            limits=Limits(
-                requests_per_minute=self.requests_per_minute,
-                tokens_per_minute=self.tokens_per_minute,
-                max_concurrent=self.max_concurrent,
-            ),
-            cache_salt=own if self.cache_salt is None else self.cache_salt,
-            goal=self.goal,
-            kv_share=self.kv_share,
-            loads=None if self.loads is None else tuple(self.loads),
-        )
+        own = self.model_dump(include={*MadeTenant.__struct_fields__} - {"goal"})
+        return _made(name, MadeTenant(**own, goal=self.goal))
 
 
 class _File(BaseModel):

@@ -163,9 +163,13 @@ async def test_tenants_are_made_changed_and_deleted(
         assert "POST /admin/tenants/acme" in told["error"]["message"]
         with caplog.at_level(logging.INFO, logger="baton.audit"):
             options = {"requests_per_minute": 1, "weight": 2, "cache_salt": "a-secret-salt", "kv_share": 0.25}
+            options["loads"] = ["small"]
             status, told = await ask("POST", "/admin/tenants/acme", json=options)
         assert "a-secret-salt" not in str([vars(record) for record in caplog.records])
-        assert (status, told["requests_per_minute"], told["source"]) == (200, 1, "made")
+        assert (status, told["requests_per_minute"], told["source"], told["loads"]) == (200, 1, "made", ["small"])
+        tenant = one.tenants.named("acme")
+        assert tenant is not None
+        assert (tenant.may_load("small"), tenant.may_load("large")) == (True, False)
         key = await one.make(tenant="acme")
         assert await one.serves(key["key"])
         assert (
@@ -173,7 +177,10 @@ async def test_tenants_are_made_changed_and_deleted(
                 "/v1/completions", headers={"authorization": f"Bearer {key['key']}"}, json={"model": "m", "prompt": "x"}
             )
         ).status_code == 429
-        assert (await ask("POST", "/admin/tenants/acme", json={}))[1]["requests_per_minute"] == 0
+        status, told = await ask("POST", "/admin/tenants/acme", json={"loads": []})
+        assert (told["requests_per_minute"], told["loads"]) == (0, [])
+        assert one.keys.register.tenants["acme"].loads == [], "none, which is not any"
+        assert (await ask("POST", "/admin/tenants/acme", json={}))[1]["loads"] is None
         assert one.keys.register.tenants["acme"].cache_salt == "a-secret-salt"  # nobody could read it to send it again
         assert (await ask("POST", "/admin/tenants/acme", json={"cache_salt": ""}))[1]["shares_cache"]
         assert await one.serves(key["key"])
