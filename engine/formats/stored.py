@@ -159,17 +159,23 @@ def stage_module(
     stage_parts(stored.tensors(*size), module, take, weights, under=under, temporary=temporary)
 
 
-def stage_parts(
-    parts: Mapping[str, StoredPart], module: str, store: Store, weights: Weights, *, under: str, temporary: int = 0
-) -> None:
-    """Declare some whole tensors of a module until `store` has consumed them. Its errors then name the module."""
+def naming(name: str, store: Store) -> Store:
+    """The same, whose errors name what is stored."""
 
     def take(tensors: Mapping[str, torch.Tensor]) -> None:
         try:
             store(tensors)
         except ValueError as error:
-            raise ValueError(f"{under}{module}: {error}") from error
+            raise ValueError(f"{name}: {error}") from error
 
+    return take
+
+
+def stage_parts(
+    parts: Mapping[str, StoredPart], module: str, store: Store, weights: Weights, *, under: str, temporary: int = 0
+) -> None:
+    """Declare some whole tensors of a module until `store` has consumed them. Its errors then name the module."""
+    take = naming(under + module, store)
     parameters, ways = dict[str, Parameter](), dict[str, list[Way]]()
     for kind, part in parts.items():
         named = [

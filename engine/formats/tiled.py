@@ -9,10 +9,11 @@ import torch
 
 from engine.formats.dense import DENSE, PLAIN_TABLES, rows_of_each
 from engine.formats.forms import IN_FLOATS, InputForm, Rows
-from engine.formats.gguf import GgufBlocks
+from engine.formats.gguf import KEPT, GgufBlocks, Kept
 from engine.formats.product import ExpertsSpec, Linear, LinearSpec, Table, declare_bias
 from engine.formats.stored import (
     TEMPORARY_BYTES,
+    naming,
     own_experts,
     places_by_module,
     plain_experts,
@@ -30,34 +31,12 @@ from engine.weights.parameters import Parameter, Placement, Weights
 ROUNDED = "rows of 8 bits in groups"
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """A kind of GGUF blocks as tiles."""
-
-    bits: int
-    group: int
-    has_minimums: bool = False
-    shift: int = 0  # added to a code
-
-
 # Levels of IQ1 to IQ4 are codes of 8 bits. MXFP4's scales may be too small for float16, so it is none of them.
 KINDS = {
-    "Q4_0": _Kind(4, 32),
-    "Q4_1": _Kind(4, 32, has_minimums=True),
-    "Q5_0": _Kind(8, 32, shift=-16),
-    "Q5_1": _Kind(8, 32, has_minimums=True),
-    "Q8_0": _Kind(8, 32, shift=-128),
-    "Q2_K": _Kind(4, 16, has_minimums=True),
-    "Q3_K": _Kind(4, 16, shift=4),
-    "Q4_K": _Kind(4, 32, has_minimums=True),
-    "Q5_K": _Kind(8, 32, has_minimums=True),
-    "Q6_K": _Kind(8, 16, shift=-32),
-    "TQ2_0": _Kind(4, 32, shift=7),
-    "IQ4_NL": _Kind(8, 32),
-    "IQ4_XS": _Kind(8, 32),
-    "TQ1_0": _Kind(4, 32, shift=7),
-    **dict.fromkeys(("IQ1_S", "IQ2_XXS", "IQ3_XXS", "IQ3_S"), _Kind(8, 32)),
-    **dict.fromkeys(("IQ1_M", "IQ2_XS", "IQ2_S"), _Kind(8, 16)),
+    **{name: kind for name, kind in KEPT.items() if name != "MXFP4"},
+    **dict.fromkeys(("TQ1_0", "TQ2_0"), Kept(4, 32)),
+    **dict.fromkeys(("IQ4_NL", "IQ4_XS", "IQ1_S", "IQ2_XXS", "IQ3_XXS", "IQ3_S"), Kept(8, 32)),
+    **dict.fromkeys(("IQ1_M", "IQ2_XS", "IQ2_S"), Kept(8, 16)),
 }
 
 
@@ -217,7 +196,8 @@ class TiledTables:
         table = TiledTable(GgufBlocks(name), weight, weights.dtype)
         stored = inputs // BLOCK_ELEMENTS[name] * BLOCK_BYTES[name]
         raw = replace(parameter, shape=(parameter.shape[0], stored), format=torch.uint8)
-        weights.staged({"weight": raw}, table.take, temporary=TEMPORARY_BYTES * rows * inputs)
+        take = naming(raw.parts[0].name, table.take)
+        weights.staged({"weight": raw}, take, temporary=TEMPORARY_BYTES * rows * inputs)
         return table
 
 
@@ -227,7 +207,8 @@ def unpacked(blocks: GgufBlocks, data: torch.Tensor) -> tuple[torch.Tensor, torc
     if found.levels:
         codes = torch.tensor(found.levels, dtype=torch.int8)[found.codes.flatten().int()]
     else:
-        codes = (found.codes.short() + kind.shift).to(torch.uint8 if kind.bits == 4 else torch.int8)
+        shift = tiles.middle_of(kind.bits, has_minimums=kind.has_minimums) - found.zero
+        codes = (found.codes.short() + shift).to(torch.uint8 if kind.bits == 4 else torch.int8)
 
     def of_groups(factors: torch.Tensor) -> torch.Tensor:
         wide = BLOCK_ELEMENTS[blocks.kind] // factors.shape[1] // kind.group

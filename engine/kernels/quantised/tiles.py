@@ -44,7 +44,7 @@ class Tiles:
 
     @property
     def middle(self) -> int:
-        return 8 if self.bits == 4 and not self.has_minimums else 0
+        return middle_of(self.bits, has_minimums=self.has_minimums)
 
     @property
     def _code_bytes(self) -> int:
@@ -68,6 +68,11 @@ class Tiles:
             codes = bytes_.view(torch.int8).float()
         found = codes.mul_(factors[..., :1])
         return (found.add_(factors[..., 1:]) if self.has_minimums else found).flatten(1)
+
+
+def middle_of(bits: int, *, has_minimums: bool) -> int:
+    """The code of zero."""
+    return 8 if bits == 4 and not has_minimums else 0
 
 
 def is_usable() -> bool:

@@ -30,7 +30,7 @@ from tests.unit.engine.gguf.converted import recorded
 
 FILES = (TOKENIZER, TOKENIZER_CONFIG, GENERATION_CONFIG)
 SIZES = (0, 1, 3, 33, 255, 256, 4096, 2**16, 2**20, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63, 2**64 - 1)
-KINDS = (0, 1, 2, 8, 12, 14, 20, 23, 30, 39, 77)
+KINDS = (0, 1, 2, 8, 12, 14, 16, 17, 18, 19, 20, 21, 22, 23, 29, 30, 34, 35, 39, 77)
 
 
 class Hostile:

@@ -24,6 +24,7 @@ from engine.kernels.quantised import tiles
 from engine.kernels.quantised.gguf_blocks import BLOCK_BYTES, BLOCK_ELEMENTS
 from engine.kernels.quantised.tiles import Tiles
 from engine.model.layers.sparse_mlp import SparseMlp
+from modelfiles.gguf import read_header
 from tests.gguf_files import as_floats, write_gguf
 from tests.unit.engine.families.case import Case
 from tests.unit.engine.families.experts import EXPERTS
@@ -152,3 +153,18 @@ def test_what_makes_no_whole_tiles_is_plain(tmp_path: Path) -> None:
     layer = products_of(engine_of(file)._decoder._layers[0])
     assert isinstance(layer["_gate_up"], Dense)
     assert isinstance(layer["_output"], TiledLinear)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "named"),
+    [("blk.0.ffn_down.weight", "model.layers.0.mlp.down_proj"), ("token_embd.weight", "model.embed_tokens.weight")],
+)
+def test_a_scale_that_is_no_number_is_refused_by_its_matrix(tensor: str, named: str, tmp_path: Path) -> None:
+    case = Case(name="llama", config="LlamaConfig", fields=WIDE)
+    file = write_gguf(case.build(tmp_path / "model"), tmp_path / "model.gguf", kind={"": "Q8_0"})
+    begin = read_header(file).tensors[tensor].begin
+    content = bytearray(file.read_bytes())
+    content[begin : begin + 2] = b"\x00\x7c"  # infinity
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"^{named}: .*float16"):
+        engine_of(file)
