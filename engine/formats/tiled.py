@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from engine.formats.dense import DENSE, PLAIN_TABLES, rows_of_each
+from engine.formats.dense import DENSE, PLAIN_TABLES
 from engine.formats.forms import IN_FLOATS, InputForm, Rows
 from engine.formats.gguf import KEPT, GgufBlocks, Kept
 from engine.formats.product import ExpertsSpec, Linear, LinearSpec, Table, declare_bias
 from engine.formats.stored import (
     TEMPORARY_BYTES,
     naming,
-    own_experts,
+    own_modules,
     places_by_module,
     plain_experts,
     plain_linear,
@@ -86,31 +86,32 @@ class GgufTiles:
     blocks: GgufBlocks
 
     def linear(self, spec: LinearSpec, weights: Weights, *, under: str) -> Linear:
-        shape, kind, by_module = (
-            weights.share(spec.parameter("")).shape,
-            KINDS[self.blocks.kind],
-            places_by_module(spec, weights),
-        )
-        if not all(self._suits(place, spec.inputs, shape[-1]) for places in by_module.values() for place in places):
+        by_module = places_by_module(spec, weights)
+        if not all(self._suits(place, spec.inputs) for places in by_module.values() for place in places):
             return plain_linear(self.blocks, spec, weights, under=under)
-        weight = tiles.allocate(
-            *shape, bits=kind.bits, group=kind.group, has_minimums=kind.has_minimums, device=weights.device
-        )
+        weight = self._allocate(weights.share(spec.parameter("")).shape, weights)
         for module, places in by_module.items():
             take = _Rows(self.blocks, weight, places)
             stage_module(self.blocks, module, (places[0].stored_shape[0], spec.inputs), take, weights, under=under)
-        weights.differing[ROUNDED] += 1
         linear = TiledLinear(weight, declare_bias(spec, weights, under=under))
         weights.when_loaded.append(linear.widen)
         return linear
 
-    def _suits(self, place: Placement, inputs: int, own: int) -> bool:
-        rows, kind = place.target[0], KINDS[self.blocks.kind]
-        assert isinstance(rows, slice)
-        is_whole = not (rows.start % tiles.OUTPUTS or place.source[-1].start % tiles.OF_ROWS)
+    def _allocate(self, shape: tuple[int, ...], weights: Weights) -> Tiles:
+        weights.differing[ROUNDED] += 1
+        kind = KINDS[self.blocks.kind]
+        return tiles.allocate(
+            *shape, bits=kind.bits, group=kind.group, has_minimums=kind.has_minimums, device=weights.device
+        )
+
+    def _suits(self, place: Placement, inputs: int) -> bool:
+        """True if a part of a module begins and ends between tiles and groups. `inputs`: the module's."""
+        rows, columns = next(each for each in place.target if isinstance(each, slice)), place.source[-1]
+        is_whole = not (rows.start % tiles.OUTPUTS or columns.start % tiles.OF_ROWS)
+        own = rows.stop - rows.start, columns.stop - columns.start
         return (
             is_whole
-            and tiles.suit(rows.stop - rows.start, own, kind.group)
+            and tiles.suit(*own, group=KINDS[self.blocks.kind].group)
             and not inputs % BLOCK_ELEMENTS[self.blocks.kind]
         )
 
@@ -118,23 +119,17 @@ class GgufTiles:
         return DENSE.matrix(spec, weights, under=under)
 
     def experts(self, spec: ExpertsSpec, weights: Weights, *, under: str) -> torch.Tensor | Tiles:
-        kind, places = KINDS[self.blocks.kind], [rows for _, rows in rows_of_each(spec, 0)]
-        is_whole = spec.inputs % BLOCK_ELEMENTS[self.blocks.kind] == 0
-        if not is_whole or not all(tiles.suit(rows.stop - rows.start, spec.inputs, kind.group) for rows in places):
+        """Experts stored one by one, whole or a rank's part of each."""
+        places = own_modules(self.blocks, spec, weights, under=under)
+        if not all(self._suits(place, spec.inputs) for place in places):
             return plain_experts(self.blocks, spec, weights, under=under)
-        own = own_experts(self.blocks, spec, weights, under=under)
-        shape = (len(own), spec.rows, spec.inputs)
-        weight = tiles.allocate(
-            *shape, bits=kind.bits, group=kind.group, has_minimums=kind.has_minimums, device=weights.device
-        )
-        for index, expert in enumerate(own):
-            for module, rows in rows_of_each(spec, expert):
-                size = (rows.stop - rows.start, spec.inputs)
-                place = Placement(module, size, (slice(0, size[0]), slice(0, size[1])), (rows,))
-                stage_module(
-                    self.blocks, module, size, _Rows(self.blocks, weight[index], [place]), weights, under=under
-                )
-        weights.differing[ROUNDED] += 1
+        weight = self._allocate(weights.share(spec.parameter()).shape, weights)
+        for place in places:
+            index, rows, *_ = place.target
+            assert isinstance(index, int)
+            take = _Rows(self.blocks, weight[index], [replace(place, target=(rows,))])
+            size = (spec.rows // len(spec.each), spec.inputs)
+            stage_module(self.blocks, place.name, size, take, weights, under=under)
         return weight
 
 

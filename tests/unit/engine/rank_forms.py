@@ -55,6 +55,8 @@ GGUF_FORMS: dict[str, tuple[Case, Any]] = {
     "gguf, Q8_0": (LLAMA, {"": "Q8_0"}),
     "gguf, a tied table": (TIED, {"": "Q4_K", "token_embd": "Q6_K"}),
     "gguf, experts": (MOE, {"": "Q4_K", "ffn_gate_inp": "F32", "ffn_down": "Q5_K"}),
+    "gguf tiles": (LLAMA, {"": "Q4_K", "attn_v": "Q6_K", "ffn_down": "Q6_K", "token_embd": "Q5_0"}),
+    "gguf tiles, experts": (MOE, {"": "Q4_K", "ffn_gate_inp": "F32", "ffn_down": "Q5_K"}),
     "gguf, gpt-oss": (GPT_OSS, {"": "Q8_0", "ffn_gate_inp": "F32", "_exps.weight": "MXFP4"}),
 }
 ONLINE = {
@@ -83,7 +85,7 @@ def _in_groups(form: Form, tiny: Tiny, folder: Path) -> Written:
 def _in_gguf(name: str, folder: Path) -> Written:
     case, kinds = GGUF_FORMS[name]
     file = write_gguf(case.build(folder / "source"), folder / "model.gguf", kind=kinds, rounded=True)
-    return Written(file, "float32")
+    return Written(file, "auto" if name.startswith("gguf tiles") else "float32")
 
 
 def write(name: str, tiny: Tiny, folder: Path) -> Written:

@@ -41,8 +41,10 @@ def test_ranks_generate_what_one_does(name: str, size: int, tiny_model: Callable
     assert len({token for tokens in said for token in tokens}) > (1 if "tied" in name else 3)  # which repeat themselves
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["awq, experts", "gguf, experts", "fp8, experts"])
+CUT = ("awq, experts", "gguf, experts", "fp8, experts")
+
+
+@pytest.mark.parametrize("name", [*(pytest.param(name, marks=pytest.mark.long) for name in CUT), "gguf tiles, experts"])
 def test_ranks_cut_experts(name: str, tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
     _compared(write(name, tiny_model, tmp_path), 2, enable_expert_parallel=False)
 

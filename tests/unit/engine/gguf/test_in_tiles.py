@@ -30,6 +30,7 @@ from tests.unit.engine.families.case import Case
 from tests.unit.engine.families.experts import EXPERTS
 from tests.unit.engine.generate import Generator, new_sequence
 from tests.unit.engine.insides import parts_of, products_of
+from tests.unit.engine.ranks import engine_of_ranks
 
 pytestmark = pytest.mark.skipif(not native.is_suitable() or not tiles.is_usable(), reason="no C compiler, or no AVX2")
 
@@ -136,6 +137,20 @@ def test_experts_stay_in_their_bits(tmp_path: Path) -> None:
     found, expected = mixture(x, choice, own), mixture(x, choice, plain)
     assert (found - expected).square().mean().sqrt() < 2 * OF_A_PRODUCT * expected.square().mean().sqrt()
     assert torch.equal(found[3:4], mixture(x[3:4], Choice(choice.ids[3:4], choice.weights[3:4]), own))
+
+
+def test_a_rank_s_part_of_each_expert_stays_in_its_bits(tmp_path: Path) -> None:
+    file = write_gguf(MOE.build(tmp_path / "model"), tmp_path / "model.gguf", kind=MIXED_EXPERTS)
+    config = EngineConfig(model=file, cache=CacheConfig(num_blocks=16), enable_expert_parallel=False)
+    own, whole = experts_of(engine_of_ranks(config, 2)), experts_of(engine_of(file))
+    assert isinstance(own.gate_up, Tiles)
+    assert isinstance(own.down, Tiles)
+    assert (own.gate_up.outputs, own.down.inputs, own.num_experts) == (256, 128, whole.num_experts)
+    every = torch.arange(256)
+    for expert in (0, own.num_experts - 1):
+        both = whole.gate_up[expert].rows(torch.arange(512)).view(2, 2, 128, -1)  # gate and up, by rank
+        assert torch.equal(own.gate_up[expert].rows(every), both[:, 0].flatten(0, 1))
+        assert torch.equal(own.down[expert].rows(every), whole.down[expert].rows(every)[:, :128])
 
 
 def test_whoever_asks_for_float32_gets_the_files_numbers(tmp_path: Path) -> None:
