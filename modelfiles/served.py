@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 HEADED = "ForSequenceClassification"
+REWARD, STEPS = "ForRewardModel", "ForProcessRewardModel"  # scores of a text, and of each of its steps
 _TASK = re.compile(r"For(CausalLM|ConditionalGeneration)\Z")
 
 
@@ -25,6 +26,7 @@ def names() -> Mapping[str, frozenset[str]]:
 def pooled_names(*, beside_modules: bool = False) -> frozenset[str]:
     """Classes of models that make vectors or scores of texts, and generate nothing; some do only with a modules.json."""
     found = {name + kind for name in names()["encoders"] for kind in ("Model", "ForMaskedLM", HEADED)}
+    found |= {name + kind for name in names()["decoders"] for kind in (HEADED, REWARD, STEPS)}
     if beside_modules:
         found |= {name + kind for name in names()["decoders"] for kind in ("Model", "ForCausalLM")}
     return frozenset(found)

@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from safetensors.torch import load_file, save_file
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 WORDS = (
     "a",
@@ -76,14 +78,14 @@ def build_pooling_model(
     **changes: Any,
 ) -> Path:
     """Write a random float32 checkpoint of a class, its tokenizer, and modules behind it; return `folder`."""
-    config_class, fields = FAMILIES[family.replace("ForSequenceClassification", "Model")]
+    config_class, fields = FAMILIES[re.sub("For(SequenceClassification|CausalLM)$", "Model", family)]
     config = getattr(transformers, config_class)(**{**SHAPE, **fields, **changes})
     config.dtype = torch.float32
     model = getattr(transformers, family)(config)
     _randomise(model, seed)
     model.save_pretrained(folder)
     build_word_tokenizer(folder, longest=config.max_position_embeddings)
-    if modules and not family.endswith("ForSequenceClassification"):
+    if modules and not family.endswith(("ForSequenceClassification", "ForCausalLM")):
         write_modules(folder, modules, pooling or {"pooling_mode_mean_tokens": True}, config.hidden_size)
     return folder
 
@@ -103,8 +105,6 @@ def write_modules(folder: Path, modules: Sequence[str], pooling: Mapping[str, An
                 "linear.weight": torch.randn(24, hidden, generator=generator),
                 "linear.bias": torch.randn(24, generator=generator),
             }
-            from safetensors.torch import save_file
-
             save_file(tensors, folder / place / "model.safetensors")
             made = {
                 "in_features": hidden,
@@ -126,6 +126,54 @@ def build_word_tokenizer(folder: Path, *, longest: int) -> None:
     )
     tokenizer.save(str(folder / "tokenizer.json"))
     _write(folder / "tokenizer_config.json", {"model_max_length": longest, "tokenizer_class": "BertTokenizer"})
+
+
+CONTROLS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<extra_0>")
+
+
+def build_byte_tokenizer(folder: Path, *, longest: int) -> None:
+    """Qwen's kind of tokenizer: bytes, "no" and "yes" as words, and its control tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {piece: at for at, piece in enumerate([*alphabet, "no", "ye", "yes"])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[("n", "o"), ("y", "e"), ("ye", "s")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_tokens([AddedToken(text, special="think" not in text, normalized=False) for text in CONTROLS])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    _write(folder / "tokenizer_config.json", {"model_max_length": longest, "tokenizer_class": "Qwen2Tokenizer"})
+
+
+def build_scoring_model(folder: Path, family: str, **changes: Any) -> Path:
+    """A random decoder that scores, with a byte tokenizer."""
+    sizes = {"vocab_size": 272, "max_position_embeddings": 1024}
+    build_pooling_model(folder, family, modules=(), **{**sizes, **changes})
+    build_byte_tokenizer(folder, longest=1024)
+    return folder
+
+
+def write_logit_score(folder: Path, *, good: int, bad: int | None) -> None:
+    """sentence-transformers' files of a decoder whose score is a word's logit, or the difference of two."""
+    _write(folder / "modules.json", [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.base.modules.transformer.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_LogitScore", "type": "sentence_transformers.cross_encoder.modules.LogitScore"},
+    ])  # fmt: skip
+    (folder / "1_LogitScore").mkdir(exist_ok=True)
+    _write(folder / "1_LogitScore" / "config.json", {"true_token_id": good, "false_token_id": bad})
+
+
+def write_reward_head(folder: Path, kind: str, *, labels: int, seed: int = 5) -> torch.nn.Sequential:
+    """Make a decoder's folder one of Qwen's reward models; return the head, in float64."""
+    config = json.loads((folder / "config.json").read_bytes())
+    hidden = config["hidden_size"]
+    head = torch.nn.Sequential(torch.nn.Linear(hidden, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, labels))
+    _randomise(head, seed)
+    stored = {f"model.{name}": tensor for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(
+        stored | {f"score.{name}": tensor for name, tensor in head.state_dict().items()}, folder / "model.safetensors"
+    )
+    names = {str(at): f"LABEL_{at}" for at in range(labels)}
+    _write(folder / "config.json", {**config, "architectures": [f"Qwen2{kind}"], "id2label": names})
+    return head.double()
 
 
 def _write(file: Path, value: object) -> None:

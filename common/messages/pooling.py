@@ -21,7 +21,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True, tag="pool", omit_defaults=
     request_id: str
     remaining_ms: int
     inputs: Annotated[list[bytes], msgspec.Meta(min_length=1, max_length=MAX_POOLED_INPUTS)]  # packed tokens of each
-    work: str = "embed"  # or "token_embed", a vector a token; "classify", scores
+    work: str = "embed"  # or "token_embed", a vector a token; "classify", scores; "token_classify", those of tokens
     seconds: _Counts = []  # where the second text of each input begins; []: there is none
     skipped: _Count = 0  # first tokens of each input that no vector is pooled from
     dimensions: _Count = 0  # first ones of each vector, normalised again; 0: all

@@ -83,6 +83,11 @@ class Encoder:
             x = layer(x, texts, masks)
         return x if self._final is None else self._final(x)
 
+    @property
+    def tokens_table(self) -> torch.Tensor:
+        """Rows of the vocabulary [V, E]."""
+        return self._tokens.table
+
     def norm(self, name: str, size: int = 0) -> Norm | None:
         return declare_norm(self.spec.norms, self.weights, name, size or self.spec.hidden_size) if name else None
 
@@ -109,13 +114,13 @@ class _Tokens:
     def __init__(self, spec: TokensSpec, model: Encoder) -> None:
         new, hidden = model.weights.new, model.spec.hidden_size
         self._first = spec.first_position
-        self._words = new(whole(f"{spec.words}.weight", spec.vocab_size, hidden))
+        self.table = new(whole(f"{spec.words}.weight", spec.vocab_size, hidden))
         self._positions = new(whole(f"{spec.positions}.weight", spec.num_positions, hidden)) if spec.positions else None
         self._types = new(whole(f"{spec.types}.weight", spec.num_types, hidden)) if spec.types else None
         self._norm = model.norm(spec.norm)
 
     def __call__(self, texts: Texts) -> torch.Tensor:
-        x = self._words[texts.tokens]
+        x = self.table[texts.tokens]
         if self._types is not None:
             types = texts.types if texts.types is not None and len(self._types) > 1 else None
             x += self._types[0] if types is None else self._types[types]

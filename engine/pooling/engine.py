@@ -17,7 +17,7 @@ from engine.pooling.heads import LabelHead, Spans, VectorHead, cut
 from engine.resolving import resolve_dtype, resolve_max_model_len
 from engine.weights.loader import load_weights, most_elements
 from engine.weights.parameters import Weights
-from modelfiles.pooling import EMBED, TOKENS, read_pooling
+from modelfiles.pooling import CLASSIFY_TOKENS, EMBED, TOKENS, read_pooling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +64,8 @@ class PoolingEngine:
         weights = Weights(getattr(torch, dtype), device, stored=spec.stored, most_elements=most_elements(config.model))
         self._encoder = Encoder(spec, weights, longest=self.max_model_len)
         self._labels = self._vectors = None
-        if spec.classifier is not None:
-            self._labels = LabelHead(spec.classifier, self._encoder, self.pooling.activation)
+        if spec.classifier is not None and self.pooling.scoring is not None:
+            self._labels = LabelHead(spec.classifier, self._encoder, self.pooling.scoring.activation)
         else:
             self._vectors = VectorHead(self.pooling, config.model, device)
         load_weights(weights, config.model)
@@ -84,10 +84,21 @@ class PoolingEngine:
         return [rows for _, rows in sorted(zip(order, found, strict=True), key=lambda pair: pair[0])]
 
     def _labelled(self, x: torch.Tensor, spans: Spans, mine: Sequence[PoolingInput]) -> list[torch.Tensor]:
-        assert self._labels is not None
-        scores = self._labels.scores(x, spans)
-        activated, plain = self._labels.activated(scores).cpu(), scores.cpu()
-        return [(plain if one.is_raw else activated)[at : at + 1] for at, one in enumerate(mine)]
+        head, step = self._labels, self.pooling.scoring.step if self.pooling.scoring is not None else None
+        assert head is not None
+        scores = head.scores(x, spans)
+        activated, plain = head.activated(scores).cpu(), scores.cpu()
+        found = list[torch.Tensor]()
+        for at, one in enumerate(mine):
+            if one.work == CLASSIFY_TOKENS:
+                own = x[spans.begins[at] : spans.begins[at] + spans.lengths[at]]
+                if step is not None:
+                    own = own[torch.tensor(one.tokens, device=x.device)[-len(own) :] == step]
+                each = head.each(own)
+                found.append((each if one.is_raw else head.activated(each)).cpu())
+            else:
+                found.append((plain if one.is_raw else activated)[at : at + 1])
+        return found
 
     def _embedded(self, x: torch.Tensor, spans: Spans, mine: Sequence[PoolingInput]) -> list[torch.Tensor]:
         head = self._vectors

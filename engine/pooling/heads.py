@@ -14,9 +14,9 @@ import torch
 from torch.nn.functional import gelu, linear, normalize, relu, silu
 
 from engine.pooling.encoder import ACTS, Encoder
-from engine.pooling.spec import ClassifierSpec
+from engine.pooling.spec import ClassifierSpec, EncoderSpec
 from engine.weights.loader import load_weights, most_elements
-from engine.weights.parameters import Weights, whole
+from engine.weights.parameters import Parameter, Part, Weights, whole
 from modelfiles.pooling import DenseLayer, Pooling
 
 _LAYERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -110,6 +110,32 @@ def _dense(spec: DenseLayer, folder: Path, device: torch.device) -> tuple[torch.
     return weight, bias
 
 
+class _Words:
+    """A word's logit, or what it has more than another's: one row instead of a vocabulary's."""
+
+    def __init__(self, spec: ClassifierSpec, model: Encoder) -> None:
+        self._words = spec.words
+        self._tied = model.tokens_table if spec.output == model.spec.tokens.words else None
+        self._own = None if self._tied is not None else model.weights.new(_rows(spec, model.spec))
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [N, 1] float32."""
+        rows = self._own if self._tied is None else self._tied[list(self._words)]
+        assert rows is not None
+        good, *bad = rows.float()
+        return (x.float() @ (good - bad[0] if bad else good))[:, None]
+
+
+def _rows(spec: ClassifierSpec, model: EncoderSpec) -> Parameter:
+    """The words' rows of the head, in float32."""
+    name, size = f"{spec.output}.weight", model.tokens.vocab_size
+    parts = tuple(
+        Part(name=name, rows=slice(at, at + 1), stored=slice(word, word + 1), of=size)
+        for at, word in enumerate(spec.words)
+    )
+    return Parameter(shape=(len(parts), model.hidden_size), parts=parts, format=torch.float32)
+
+
 class LabelHead:
     """A score for each label."""
 
@@ -117,13 +143,24 @@ class LabelHead:
         hidden = model.spec.hidden_size
         self._spec, self._activation = spec, activation
         self._act = ACTS[spec.activation]
-        self._dense = model.linear("", (spec.dense,), hidden, (hidden,), bias=spec.has_dense_bias)
+        self._dense = (
+            model.linear("", (spec.dense,), hidden, (hidden,), bias=spec.has_dense_bias) if spec.dense else None
+        )
         self._norm = model.norm(spec.norm)
-        self._output = model.linear("", (spec.output,), hidden, (spec.num_labels,), bias=True)
+        if spec.words:
+            self._output: Callable[[torch.Tensor], torch.Tensor] = _Words(spec, model)
+        else:
+            self._output = model.linear("", (spec.output,), hidden, (spec.num_labels,), bias=spec.has_bias)
 
     def scores(self, x: torch.Tensor, spans: Spans) -> torch.Tensor:
         """Return [B, labels] float32, without the activation."""
-        found = self._act(self._dense(pooled(x, spans, self._spec.pools).to(x.dtype)))
+        return self.each(pooled(x, spans, self._spec.pools).to(x.dtype))
+
+    def each(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [N, labels] float32 for any tokens' [N, E], without the activation."""
+        found = x
+        if self._dense is not None:
+            found = self._act(self._dense(found))
         found = found if self._norm is None else self._norm(found)
         return self._output(found).float()
 

@@ -74,15 +74,20 @@ class EncoderLayerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassifierSpec:
-    """From a text's vector to a score of each label: a product with an activation, a norm, a last product."""
+    """From a text's vector to a score of each label: a product with an activation, a norm, a last product; "": none.
 
-    dense: str
+    With `words` the last product is a row of the table `output`, or the difference of two.
+    """
+
     output: str
     num_labels: int
+    dense: str = ""
     pools: str = "cls"  # mode of `modelfiles.pooling`
     activation: str = "tanh"
-    norm: str = ""  # "": none
+    norm: str = ""
     has_dense_bias: bool = True
+    has_bias: bool = True
+    words: tuple[int, ...] = ()  # tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -83,6 +83,10 @@ class ControlTokens:
             ids = [part for index in ids for part in (self._spelled(index) if index in self._from_text else (index,))]
         return self._numbered(ids)
 
+    def offsets(self, text: str) -> list[tuple[int, int]]:
+        """First and last character of each token of a text without control tokens."""
+        return self._plain.encode_batch([text], add_special_tokens=False)[0].offsets
+
     def _numbered(self, ids: list[int]) -> list[int]:
         """Map ids to the first tokenizer's. Most prompts have few kinds of differing tokens."""
         found, places = self._renumbered.keys() & set(ids), list[tuple[int, int]]()

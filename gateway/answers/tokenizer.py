@@ -74,11 +74,7 @@ class ChatTokenizer:
         whole = read_json(model, CONFIG)
         of_text = whole.get("text_config") or {}
         model_config = {**of_text, **whole}
-        self._special = {
-            name: _content(config[name])
-            for name in ("bos_token", "eos_token", "pad_token", "unk_token")
-            if config.get(name)
-        }
+        self._special = special_texts(config)
         added = self.tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(index for index, token in added.items() if token.special)
         generation = read_json(model, GENERATION_CONFIG)
@@ -287,6 +283,12 @@ def _is_byte_level(decoder: Mapping[str, Any] | None) -> bool:
     if decoder is not None and decoder["type"] == "Sequence":
         return len(decoder["decoders"]) == 1 and _is_byte_level(decoder["decoders"][0])
     return decoder is not None and decoder["type"] == "ByteLevel"
+
+
+def special_texts(config: Mapping[str, Any]) -> dict[str, str]:
+    """The special tokens that tokenizer_config.json names, for templates."""
+    names = ("bos_token", "eos_token", "pad_token", "unk_token")
+    return {name: _content(config[name]) for name in names if config.get(name)}
 
 
 def _content(token: Any) -> str:

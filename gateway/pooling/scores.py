@@ -29,6 +29,7 @@ from modelfiles.pooling import CLASSIFY, EMBED
 
 _SCORED: Json = fields({"index": {"type": "integer"}, "score": {"type": "number"}})
 Text = Annotated[StrictStr, Field(min_length=1)]
+Instruction = Annotated[StrictStr, Field(max_length=4096)]
 Count = Annotated[Whole, Field(ge=1, le=MAX_TOKEN_IDS)]
 
 
@@ -44,8 +45,14 @@ async def scored(asking: Asking, wish: Wish, pairs: Sequence[tuple[str, str]]) -
                 f"the model {found.name!r} has {len(found.pooling.labels)} labels, and a score needs one: ask it at /classify",
                 param="model",
             )
+        if wish.fitting.instruction and not found.tokenizer.takes_instruction:
+            raise InvalidRequestError(f"instruction: the model {found.name!r} takes none", param="instruction")
         rows = await asking.rows(replace(wish, inputs=list(pairs), work=CLASSIFY))
         return [floats(values)[0] for values in rows.values], rows
+    if wish.fitting.instruction:
+        raise InvalidRequestError(
+            f"instruction: the model {found.name!r} makes vectors, and its prompts have names", param="instruction"
+        )
     prompts = found.pooling.prompts.texts
     sides = [list(dict.fromkeys(side)) for side in zip(*pairs, strict=True)]
     asked = [
@@ -82,6 +89,7 @@ class RerankRequest(StrictFields):
     return_documents: StrictBool | None = None
     return_text: StrictBool = False
     raw_scores: StrictBool = False
+    instruction: Instruction = ""  # the one in a template of pairs
     truncate: StrictBool | None = None
     truncation_direction: Side = "right"
     priority: Priority = 0
@@ -111,7 +119,8 @@ class RerankRequest(StrictFields):
     def fitting(self) -> Fitting:
         longest = self.max_tokens_per_doc or self.truncate_prompt_tokens
         is_cut = self.truncate if self.is_tei or longest is None else True
-        return cut(bool(is_cut), from_left=self.truncation_direction == "left", longest=longest)
+        fitted = cut(bool(is_cut), from_left=self.truncation_direction == "left", longest=longest)
+        return replace(fitted, instruction=self.instruction)
 
 
 class Rerank:
@@ -173,6 +182,7 @@ class ScoreRequest(StrictFields):
     data_2: Text | Texts | None = None
     truncate_prompt_tokens: Longest | None = None
     use_activation: StrictBool = True
+    instruction: Instruction = ""
     encoding_format: Literal["float"] = "float"
     user: StrictStr | None = None
     priority: Priority = 0
@@ -209,7 +219,7 @@ class Score:
             model=body.model,
             name="documents",
             is_raw=not body.use_activation,
-            fitting=Fitting(longest=body.truncate_prompt_tokens),
+            fitting=Fitting(longest=body.truncate_prompt_tokens, instruction=body.instruction),
             priority=body.priority,
         )
         scores, rows = await scored(asking, wish, pairs)

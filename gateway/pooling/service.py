@@ -26,7 +26,7 @@ from gateway.pooling.fleet import PoolingFleet, Turn, pieces
 from gateway.pooling.texts import Fitting, PooledText, PooledTexts, TextTokenizer
 from gateway.request.timeline import Timeline, Timelines
 from gateway.tenants.budgets import Budgets
-from modelfiles.pooling import CLASSIFY, EMBED, TOKENS, Pooling
+from modelfiles.pooling import CLASSIFY, CLASSIFY_TOKENS, EACH, EMBED, Pooling
 
 FLOAT_BYTES = 4
 
@@ -196,8 +196,8 @@ class Answering:
         _check_dimensions(wish.dimensions, pooling)
         until = time.monotonic() + self._deadline_s
         texts = await model.tokenizer.texts(wish.inputs, wish.fitting, longest=longest, name=wish.name)
-        if wish.work == TOKENS:
-            _check_rows(texts, model.fleet.max_answer_bytes // (FLOAT_BYTES * pooling.size), wish.name)
+        if wish.work in EACH:
+            _check_rows(texts, model.fleet.max_answer_bytes // (FLOAT_BYTES * pooling.width), wish.name)
         model.fleet.turn_away(texts.tokens)
         charged = await charge(
             self._budgets, scope.tenant, scope.request_id, tokens=texts.tokens, ttl_s=self._deadline_s
@@ -236,8 +236,8 @@ async def _computed(
     parts = pieces(
         [one.count for one in texts.inputs],
         workers=model.fleet.num_ready,
-        row_bytes=FLOAT_BYTES * (wish.dimensions or model.pooling.size),
-        rows_a_token=wish.work == TOKENS,
+        row_bytes=FLOAT_BYTES * (wish.dimensions or model.pooling.width),
+        rows_a_token=wish.work in EACH,
     )
     pairs = any(one.second for one in texts.inputs)
     asked = [
@@ -303,6 +303,10 @@ def _check_dimensions(dimensions: int, pooling: Pooling) -> None:
 
 def _elsewhere(model: PooledModel, work: str) -> str:
     makes, lacks, where = "vectors", "scores", "/v1/embeddings"
-    if work != CLASSIFY:
+    if model.pooling.scoring is not None:
         makes, lacks, where = "scores", "vectors", "/rerank, /score or /classify"
+        if work in (CLASSIFY, CLASSIFY_TOKENS):
+            has_steps = model.pooling.scoring.step is not None
+            makes, lacks = ("scores of steps", "others") if has_steps else ("scores of texts", "those of tokens")
+            where = "/pooling" if has_steps else "/classify"
     return f"the model {model.name!r} makes {makes}, and no {lacks}: ask it at {where}"

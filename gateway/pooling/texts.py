@@ -12,6 +12,7 @@ from tokenizers import Encoding, Tokenizer
 from common.blocks import pack_tokens, tokenizer_fingerprint
 from common.errors import InvalidRequestError, OverloadedError
 from gateway.http.problem import ContextLengthError
+from gateway.pooling.pairs import PairTemplate, read_pair_template
 from modelfiles.files import CONFIG, TOKENIZER, TOKENIZER_CONFIG, read_file, read_json
 from modelfiles.pooling import Pooling, read_pooling
 
@@ -41,6 +42,7 @@ class Fitting:
     longest: int | None = None
     from_left: bool = False  # which end is cut off
     prompt: str = ""  # before each text
+    instruction: str = ""  # the one in a template of pairs; "": its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +70,7 @@ class TextTokenizer:
     pooling: Pooling
     vocab_size: int
     _tokenizer: Tokenizer
+    _pairs: PairTemplate | None = None
     # A token behind each text, which tokenizer_config.json asks for and tokenizer.json may forget (e5-mistral).
     _end: int | None = None
     _held: _Held = field(default_factory=_Held)
@@ -82,7 +85,14 @@ class TextTokenizer:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         vocab_size = int(read_json(folder, CONFIG).get("vocab_size") or tokenizer.get_vocab_size())
-        return cls(tokenizer_fingerprint(raw), read_pooling(folder), vocab_size, tokenizer, _end_of(folder, tokenizer))
+        pooling = read_pooling(folder)
+        pairs = read_pair_template(folder, tokenizer, raw, pooling)
+        return cls(tokenizer_fingerprint(raw), pooling, vocab_size, tokenizer, pairs, _end_of(folder, tokenizer))
+
+    @property
+    def takes_instruction(self) -> bool:
+        """True if pairs stand in a template."""
+        return self._pairs is not None
 
     async def texts(self, given: Sequence[PooledText], fitting: Fitting, *, longest: int, name: str) -> PooledTexts:
         """Tokens of each input. Raises InvalidRequestError about `name`, ContextLengthError, OverloadedError.
@@ -112,7 +122,7 @@ class TextTokenizer:
         self, given: Sequence[PooledText], fitting: Fitting, longest: int, name: str, first: int
     ) -> list[Input]:
         most = longest if fitting.longest is None or fitting.longest < 0 else min(fitting.longest, longest)
-        texts = [one for one in given if not isinstance(one, list)]
+        texts = [one for one in given if not isinstance(one, list) and not self._is_templated(one)]
         encoded = iter(self._encoded([_with(fitting.prompt, one) for one in texts]))
         found = list[Input]()
         for at, one in enumerate(given):
@@ -120,6 +130,8 @@ class TextTokenizer:
                 if max(one) >= self.vocab_size:
                     raise InvalidRequestError(f"{name}: a token id is not below {self.vocab_size}", param=name)
                 input_ = _cut_ids(one, most, fitting)
+            elif self._pairs is not None and self._is_templated(one):
+                input_ = Input(pack_tokens(self._paired(self._pairs, one, most, fitting)))
             else:
                 input_ = _input(next(encoded), most, fitting, self._end)
             if input_.count > most:
@@ -131,6 +143,16 @@ class TextTokenizer:
                 )
             found.append(input_)
         return found
+
+    def _is_templated(self, given: PooledText) -> bool:
+        return self._pairs is not None and isinstance(given, tuple) and not self._pairs.is_filled(given[0])
+
+    def _paired(self, pairs: PairTemplate, given: PooledText, most: int, fitting: Fitting) -> list[int]:
+        prompts = self.pooling.prompts
+        instruction = fitting.instruction or prompts.texts.get(prompts.default, "")
+        room = None if fitting.longest is None else most
+        query, document = str(given[0]), str(given[1])
+        return pairs.tokens(query, document, instruction, room, from_left=fitting.from_left)
 
     def _encoded(self, texts: list[str | tuple[str, str]]) -> list[Encoding]:
         return self._tokenizer.encode_batch(texts) if texts else []

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from pydantic import Field, StrictBool, StrictStr, ValidationInfo, field_validator
 
+from common.errors import InvalidRequestError
 from common.messages import MAX_POOLED_INPUTS
 from gateway.http.api import fields, ref
 from gateway.http.fields import MAX_TOKEN_IDS, StrictFields, Whole, ids_read
@@ -19,7 +20,8 @@ from gateway.http.problem import Json
 from gateway.pooling.apis import LIST_OF_NUMBERS, Asking, Longest, Priority, Side, written
 from gateway.pooling.service import Rows, Wish
 from gateway.pooling.texts import Fitting, PooledText
-from modelfiles.pooling import EMBED, TOKENS
+from modelfiles.pooling import EACH, EMBED, TOKENS
+from modelfiles.scoring import EACH_STEP
 
 _TEXT = {"type": "string", "minLength": 1}
 _IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "maximum": 2**32 - 1}}
@@ -126,7 +128,7 @@ class Embeddings:
 class PoolingRequest(InputFields):
     """Body of POST /pooling, vLLM's: what the model makes, as it is."""
 
-    task: Literal["embed", "token_embed", "classify"] | None = None
+    task: Literal["embed", "token_embed", "classify", "token_classify"] | None = None
     encoding_format: Literal["float"] = "float"
     dimensions: Dimensions | None = None
     use_activation: StrictBool | None = None
@@ -153,8 +155,14 @@ class Pooled:
             )
         )
 
+        if any(not values for values in rows.values):
+            raise InvalidRequestError(
+                f"input: {rows.values.index(b'')} has no {EACH_STEP}, behind which this model scores a step",
+                param="input",
+            )
+
         def told() -> Json:
-            shown = (lists(values, rows.width) if work == TOKENS else numbers(values) for values in rows.values)
+            shown = (lists(values, rows.width) if work in EACH else numbers(values) for values in rows.values)
             data = [{"object": "pooling", "index": at, "data": each} for at, each in enumerate(shown)]
             head = {"id": f"pool-{uuid.uuid4().hex}", "object": "list", "created": int(time.time())}
             return {**head, "model": body.model, "data": data, "usage": usage(rows)}

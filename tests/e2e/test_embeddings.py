@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -18,7 +19,7 @@ import torch
 import transformers
 
 from tests.e2e.stack import PATIENCE_S, ROOT, Start, up
-from tests.pooling_models import build_pooling_model
+from tests.pooling_models import build_pooling_model, build_scoring_model, write_reward_head
 
 DOCS = ROOT / "docs" / "embeddings.md"
 TEXTS = ["hello world", "the cat sat on the mat", "paris is the capital of france. " * 3, "a"]
@@ -104,6 +105,74 @@ async def _bodies(url: str) -> None:
             assert (refused.status_code in (400, 404), error["param"]) == (True, param), refused.text
             assert says in error["message"]
         assert (await ask(input="a " * 200, truncate_prompt_tokens=-1)).json()["usage"]["prompt_tokens"] == 96
+
+
+@pytest.mark.long
+async def test_rerankers_and_rewards_that_are_decoders_score_as_transformers_does(start: Start, tmp_path: Path) -> None:
+    """Qwen3-Reranker as it is published, through /rerank and /score; a head of labels, and rewards of steps."""
+    ranker = build_scoring_model(tmp_path / "Qwen3-Reranker-0.6B", "Qwen3ForCausalLM", tie_word_embeddings=True)
+    labels = build_scoring_model(tmp_path / "labels", "LlamaForSequenceClassification", num_labels=3)
+    steps = build_scoring_model(tmp_path / "steps", "Qwen2Model")
+    write_reward_head(steps, "ForProcessRewardModel", labels=2)
+    served = [part for folder in (ranker, labels, steps) for part in ("--model", str(folder))]
+    async with start(*served, "--device", "cpu") as running:
+        await running.says("Baton serves Qwen3-Reranker-0.6B, labels, steps")
+        async with httpx.AsyncClient(base_url=running.url, timeout=PATIENCE_S) as client:
+
+            async def ask(path: str, **body: object) -> Any:
+                answer = await client.post(path, json=body)
+                assert answer.status_code == 200, answer.text
+                return answer.json()
+
+            documents = ["The cat sat.", "Paris is a city. " * 4]
+            ranked = await ask("/rerank", model=ranker.name, query="Who sat?", documents=documents)
+            scored = await ask("/score", model=ranker.name, queries="Who sat?", documents=documents)
+            found = [one["score"] for one in scored["data"]]
+            assert {one["index"]: one["relevance_score"] for one in ranked["results"]} == dict(enumerate(found))
+            assert found == pytest.approx(_yes(ranker, "Who sat?", documents), abs=1e-5)
+            told = await ask("/score", model=ranker.name, queries="Who?", documents="x", instruction="Find it")
+            assert [one["score"] for one in told["data"]] == pytest.approx(
+                _yes(ranker, "Who?", ["x"], "Find it"), abs=1e-5
+            )
+            classified = (await ask("/classify", model="labels", input="hello"))["data"][0]
+            assert classified["probs"] == pytest.approx(_labels(labels, "hello"), abs=1e-5)
+            rewards = await ask("/pooling", model="steps", input="one<extra_0>two<extra_0>")
+            assert [len(step) for step in rewards["data"][0]["data"]] == [2, 2]
+            for path, body, says in (
+                ("/pooling", {"model": "steps", "input": "no step"}, "has no <extra_0>"),
+                ("/classify", {"model": "steps", "input": "x"}, "ask it at /pooling"),
+                ("/v1/embeddings", {"model": "labels", "input": "x"}, "makes scores"),
+                ("/rerank", {"model": "labels", "query": "x", "documents": ["y"]}, "has 3 labels"),
+            ):
+                refused = await client.post(path, json=body)
+                assert (refused.status_code, says in refused.text) == (400, True), refused.text
+
+
+def _yes(folder: Path, query: str, documents: list[str], instruction: str = "") -> list[float]:
+    """Qwen3-Reranker's score as its authors define it."""
+    told = instruction or "Given a web search query, retrieve relevant passages that answer the query"
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    found = []
+    for document in documents:
+        text = (
+            "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct"
+            ' provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+            f"<Instruct>: {told}\n<Query>: {query}\n<Document>: {document}<|im_end|>\n<|im_start|>assistant\n"
+            "<think>\n\n</think>\n\n"
+        )
+        with torch.no_grad():
+            logits = model(torch.tensor([tokenizer(text)["input_ids"]])).logits[0, -1]
+        both = logits[[tokenizer.convert_tokens_to_ids(word) for word in ("no", "yes")]]
+        found.append(both.softmax(-1)[1].item())
+    return found
+
+
+def _labels(folder: Path, text: str) -> list[float]:
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    with torch.no_grad():
+        return list(model(torch.tensor([tokenizer(text)["input_ids"]])).logits[0].softmax(-1).tolist())
 
 
 @pytest.mark.long

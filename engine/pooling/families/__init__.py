@@ -7,13 +7,21 @@ from pathlib import Path
 from engine.families.reading import windows_by_layer
 from engine.families.reading.fields import Fields
 from engine.pooling.families.bert import read_bert, read_mpnet, read_roberta
-from engine.pooling.families.decoders import Read, one_window, read_decoder, read_eurobert
+from engine.pooling.families.decoders import (
+    Read,
+    one_window,
+    read_decoder,
+    read_eurobert,
+    with_reward,
+    with_words,
+)
 from engine.pooling.families.reading import HARMLESS
 from engine.pooling.families.rotated import read_modern_bert, read_nomic_bert
 from engine.pooling.spec import EncoderSpec
 from engine.spec.model import UnsupportedModelError
 from modelfiles.files import CONFIG, read_json
-from modelfiles.served import HEADED, named_in
+from modelfiles.scoring import is_scored, read_scoring
+from modelfiles.served import HEADED, REWARD, STEPS, named_in
 
 _READERS: dict[str, Read] = {
     "Bert": read_bert,
@@ -32,9 +40,12 @@ _DECODERS: dict[str, Read] = {
     "Mistral": read_decoder(windows=one_window),
     "Llama": read_decoder(),
 }
-# Each class: the encoder itself, with a head for masked words, which isn't read, or with one of labels.
+# Each class: the encoder itself, with a head for masked words, which isn't read, or with one of labels or rewards.
 FAMILIES: dict[str, Read] = {
-    f"{name}{kind}": reader for name, reader in _READERS.items() for kind in ("Model", "ForMaskedLM", HEADED)
+    f"{name}{kind}": reader
+    for readers, kinds in ((_READERS, ("Model", "ForMaskedLM", HEADED)), (_DECODERS, (HEADED, REWARD, STEPS)))
+    for name, reader in readers.items()
+    for kind in kinds
 }
 DECODERS: dict[str, Read] = {
     f"{name}{kind}": reader for name, reader in _DECODERS.items() for kind in ("Model", "ForCausalLM")
@@ -53,6 +64,13 @@ def read_encoder_spec(model: Path) -> EncoderSpec:
         )
     fields = Fields(config)
     fields.ignore(*HARMLESS)
-    spec = known[name](fields, name.endswith(HEADED))
+    scoring = read_scoring(model, config) if is_scored(model, config) else None
+    words = scoring.words if scoring is not None else ()
+    spec = known[name](fields, name.endswith(HEADED) and not words)
+    if words:
+        fields.ignore("classifier_from_token", "is_original_qwen3_reranker")
+        spec = with_words(spec, words, is_tied=fields.flag("tie_word_embeddings"))
+    elif scoring is not None and name.endswith((REWARD, STEPS)):
+        spec = with_reward(spec, labels=len(scoring.labels))
     fields.check_all_known(remedy="")
     return spec

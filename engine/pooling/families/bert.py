@@ -15,7 +15,8 @@ from engine.pooling.spec import (
 )
 from engine.spec.ends import NormSpec
 from engine.spec.model import UnsupportedModelError
-from modelfiles.pooling import first_position, num_labels
+from modelfiles.pooling import first_position
+from modelfiles.scoring import num_labels
 
 _OF_BERT = (
     "attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense",

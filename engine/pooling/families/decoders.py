@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from engine.families.reading import Fields, dtype_of, sliding_window
 from engine.pooling.families.reading import names_of, rope_of, swiglu
-from engine.pooling.spec import EncoderAttentionSpec, EncoderLayerSpec, EncoderSpec, TokensSpec
+from engine.pooling.spec import ClassifierSpec, EncoderAttentionSpec, EncoderLayerSpec, EncoderSpec, TokensSpec
 from engine.spec.ends import NormSpec
 from engine.spec.model import UnsupportedModelError
+from modelfiles.scoring import num_labels
 
 Read = Callable[[Fields, bool], EncoderSpec]
 Windows = Callable[[Fields], Sequence[int]]
@@ -25,13 +27,32 @@ def one_window(fields: Fields) -> list[int]:
     return [sliding_window(fields)] * fields.number("num_hidden_layers")
 
 
+def _labelled(fields: Fields) -> ClassifierSpec:
+    """A row for each label, at the last token."""
+    return ClassifierSpec(output="score", num_labels=num_labels(fields), pools="lasttoken", has_bias=False)
+
+
+def with_reward(spec: EncoderSpec, *, labels: int) -> EncoderSpec:
+    """The same with Qwen's head of rewards: two products, and relu between them."""
+    head = ClassifierSpec(output="score.2", num_labels=labels, pools="lasttoken", dense="score.0", activation="relu")
+    return replace(spec, classifier=head)
+
+
+def with_words(spec: EncoderSpec, words: tuple[int, ...], *, is_tied: bool) -> EncoderSpec:
+    """The same with logits of these words as its score."""
+    output = spec.tokens.words if is_tied else "lm_head"
+    head = ClassifierSpec(output=output, num_labels=1, pools="lasttoken", words=words)
+    wanted = tuple(name for name in spec.stored.ignored if is_tied or name != "lm_head.")
+    return replace(spec, classifier=head, stored=replace(spec.stored, ignored=wanted))
+
+
 def read_decoder(
     *, has_qkv_bias: bool = False, head_norms: bool = False, is_causal: bool = True, windows: Windows = no_windows
 ) -> Read:
     """A reader of the family with these parts: norms before both halves, shared keys and values, a gated MLP."""
 
     def read(fields: Fields, is_headed: bool) -> EncoderSpec:
-        if is_headed:
+        if is_headed and not is_causal:
             raise UnsupportedModelError("config.json: a head of labels on this family is not computed")
         heads, hidden = fields.number("num_attention_heads"), fields.number("hidden_size")
         longest, rope = (
@@ -67,6 +88,7 @@ def read_decoder(
             norms=NormSpec(kind="rms", eps=fields.real("rms_norm_eps", 1e-6)),
             final_norm="norm",
             dtype=dtype_of(fields),
+            classifier=_labelled(fields) if is_headed else None,
             stored=names_of("model.", "rotary_emb."),
         )
 

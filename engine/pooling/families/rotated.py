@@ -8,7 +8,7 @@ from engine.pooling.families.reading import activation_of, names_of, packed_atte
 from engine.pooling.spec import ClassifierSpec, EncoderLayerSpec, EncoderSpec, FeedForwardSpec, TokensSpec
 from engine.spec.ends import NormSpec
 from engine.spec.model import UnsupportedModelError
-from modelfiles.pooling import num_labels
+from modelfiles.scoring import num_labels
 
 
 def read_modern_bert(fields: Fields, is_headed: bool) -> EncoderSpec:

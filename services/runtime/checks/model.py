@@ -20,6 +20,7 @@ from modelfiles.files import (
 )
 from modelfiles.gguf import GgufError, is_gguf, read_header
 from modelfiles.pooling import MODULES, PoolingError, is_pooled, read_pooling
+from modelfiles.scoring import is_qwen3_reranker
 from modelfiles.served import named_in, of_transformers, pooled_names, refusal
 from services.runtime.checks.finding import Finding
 from services.runtime.checks.weights import Weights, weights_of
@@ -130,8 +131,10 @@ def _config(folder: Path, impl: str) -> Finding:
 
 def _pooled(folder: Path) -> Finding:
     """Check the class, and what is beside the weights of a model of vectors or scores."""
-    named = named_in(json.loads((folder / CONFIG).read_bytes()))
-    if not pooled_names(beside_modules=(folder / MODULES).is_file()) & {*named}:
+    fields = json.loads((folder / CONFIG).read_bytes())
+    named = named_in(fields)
+    is_decoder = (folder / MODULES).is_file() or is_qwen3_reranker(folder, fields)
+    if not pooled_names(beside_modules=is_decoder) & {*named}:
         text = f"{folder / CONFIG}: {', '.join(named) or 'no class'} is not served for vectors or scores"
         return Finding("model", "fail", text, "docs/embeddings.md lists the classes")
     try:

@@ -20,7 +20,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*(?:/[A-Za-z0-9_][A-Za-z0-9_.+-]
 _PART = re.compile(r"(?P<whole>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf\Z")
 _TEXT = re.compile(
     r"(?:(?!.*\.bin\.index\.json\Z)[^/]+\.json|[^/]+\.(?:jinja|tiktoken|model)|merges\.txt|vocab\.txt|LICENSE[^/]*"
-    r"|additional_chat_templates/[^/]+\.jinja)\Z"
+    r"|additional_chat_templates/[^/]+\.jinja|\d+_[A-Za-z]+/(?:config\.json|model\.safetensors))\Z"
 )
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _OTHER_GGUF = ("mmproj", "imatrix")

@@ -22,7 +22,7 @@ def folder_of(tmp_path: Path, **files: Any) -> Path:
         file = (
             tmp_path / "1_Pooling" / "config.json" if name == "pooling" else tmp_path / name.replace("_json", ".json")
         )
-        file.parent.mkdir(exist_ok=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(value))
     return tmp_path
 
@@ -78,12 +78,14 @@ def test_positions_of_roberta_begin_behind_the_padding(tmp_path: Path) -> None:
             "",
             1,
         ),
+        ({"id2label": {"0": "x"}, "problem_type": "regression"}, "", 1),
     ],
 )
 def test_a_classifiers_activation(fields: dict[str, Any], activation: str, labels: int, tmp_path: Path) -> None:
     config = CLASSIFIER | fields
     found = read_pooling(folder_of(tmp_path, config_json=config))
-    assert (found.activation, len(found.labels), found.works) == (activation, labels, ("classify",))
+    assert found.scoring is not None
+    assert (found.scoring.activation, len(found.labels), found.works) == (activation, labels, ("classify",))
 
 
 @pytest.mark.parametrize(
@@ -138,3 +140,44 @@ def test_modules_that_come_later_are_seen(tmp_path: Path) -> None:
 def test_what_generates_is_not_pooled(tmp_path: Path) -> None:
     assert not is_pooled(folder_of(tmp_path, config_json=BERT | {"architectures": ["LlamaForCausalLM"]}))
     assert not is_pooled(tmp_path / "nothing")
+
+
+QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 8, "max_position_embeddings": 64}
+WORDS = {"model": {"vocab": {"no": 3, "yes": 5}}, "added_tokens": [{"id": 9, "content": "<extra_0>"}]}
+
+
+def test_words_behind_a_text_are_read_from_every_form(tmp_path: Path) -> None:
+    """modules.json of sentence-transformers, vLLM's fields, and the published model, of which only the name tells."""
+    modules = folder_of(
+        tmp_path / "a", config_json=QWEN3, modules_json=[module("Transformer"), module("LogitScore", "1_LogitScore")]
+    )
+    (modules / "1_LogitScore").mkdir()
+    (modules / "1_LogitScore" / "config.json").write_text(json.dumps({"true_token_id": 7, "false_token_id": None}))
+    headed = QWEN3 | {"architectures": ["Qwen3ForSequenceClassification"], "classifier_from_token": ["no", "yes"]}
+    fields = folder_of(tmp_path / "b", config_json=headed, tokenizer_json=WORDS)
+    cached = tmp_path / "models--Qwen--Qwen3-Reranker-0.6B" / "snapshots" / "abc"
+    cached.mkdir(parents=True)
+    named = folder_of(cached, config_json=QWEN3, tokenizer_json=WORDS)
+    for folder, words in ((modules, (7,)), (fields, (5, 3)), (named, (5, 3))):
+        found = read_pooling(folder)
+        assert is_pooled(folder)
+        assert found.scoring is not None
+        assert (found.scoring.words, found.scoring.activation, found.labels) == (words, "sigmoid", ("LABEL_0",))
+    assert not is_pooled(folder_of(tmp_path / "Qwen3-8B", config_json=QWEN3, tokenizer_json=WORDS))
+
+
+def test_the_token_behind_steps_is_the_tokenizers(tmp_path: Path) -> None:
+    config = QWEN3 | {"architectures": ["Qwen2ForProcessRewardModel"], "id2label": {"0": "bad", "1": "good"}}
+    found = read_pooling(folder_of(tmp_path, config_json=config, tokenizer_json=WORDS))
+    assert found.scoring is not None
+    assert (found.scoring.step, found.labels, found.works) == (9, ("bad", "good"), ("token_classify",))
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {}}}))
+    with pytest.raises(PoolingError, match=r"'<extra_0>'.* is no token"):
+        read_pooling(tmp_path)
+
+
+def test_a_module_without_its_folder_is_named(tmp_path: Path) -> None:
+    """A folder fetched in part would be pooled by its mean, whatever its authors chose."""
+    folder = folder_of(tmp_path, modules_json=[module("Transformer"), module("Pooling", "1_Pooling")])
+    with pytest.raises(PoolingError, match=r"1_Pooling/config\.json is missing"):
+        read_pooling(folder)

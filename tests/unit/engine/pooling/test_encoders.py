@@ -12,27 +12,10 @@ import torch
 import transformers
 
 from engine.pooling import engine as pooling_engine
-from engine.pooling.engine import PoolingConfig, PoolingEngine, PoolingInput
+from engine.pooling.engine import PoolingInput
 from engine.pooling.heads import cut
 from tests.pooling_models import FAMILIES, build_pooling_model
-
-LENGTHS = (1, 2, 5, 5, 17, 40, 64, 40, 3)
-EXACT = {"rtol": 1e-5, "atol": 1e-5}
-
-
-def inputs(seed: int = 0, *, most: int = 64) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randint(2, 100, (min(n, most),), generator=generator).tolist() for n in LENGTHS]
-
-
-def engine_of(folder: Path, **options: Any) -> PoolingEngine:
-    return PoolingEngine(PoolingConfig(model=folder, **options))
-
-
-def reference(folder: Path, kind: Any = transformers.AutoModel) -> Any:
-    """Transformers' own, in float64: in float32 its sums differ from the truth as ours do, and by the processor."""
-    return kind.from_pretrained(folder, attn_implementation="eager", dtype=torch.float64).eval()
-
+from tests.unit.engine.pooling.references import EXACT, engine_of, inputs, reference
 
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "windows of the upper layers": (
