@@ -130,8 +130,11 @@ def _pieces_of(folder: Path, size: int, changed_ns: int) -> tuple[Mapping[str, A
 
 
 def _object(file: Path) -> dict[str, Any]:
-    """A JSON object; empty if there is none."""
-    found = json.loads(file.read_bytes()) if file.is_file() else {}
+    """A JSON object; empty if there is none. Raises TokenizerFileError."""
+    try:
+        found = json.loads(file.read_bytes()) if file.is_file() else {}
+    except (ValueError, RecursionError) as error:
+        raise TokenizerFileError(f"{file.name} is not JSON: {error}") from None
     return found if isinstance(found, dict) else {}
 
 

@@ -5,12 +5,14 @@ The file is a protobuf message; four of its fields are read. Only byte-pair enco
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 MODEL = "tokenizer.model"
 MAX_PIECES = 1 << 20
+_NUMBER = re.compile("[0-9]{1,9}")
 _BPE = 2
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 _IDENTITY = ("", "identity")
@@ -26,15 +28,18 @@ def metadata_of(raw: bytes, config: Mapping[str, Any], added: Mapping[str, int])
     """The keys of `modelfiles.tokenizer`. `config`: tokenizer_config.json; `added`: further tokens. Raises TokenizerFileError."""
     try:
         pieces, trainer, normalizer = _read(raw)
+        kind, ids = _value(trainer, 3, 1), {name: _value(trainer, number, default) for name, number, default in _IDS}
+        rules, own_rules = _value(normalizer, 1, b"").decode("utf-8", "replace"), _value(normalizer, 2, b"")
+        prepends, removes = _value(normalizer, 3, 1), _value(normalizer, 4, 1)
     except (struct.error, IndexError, UnicodeDecodeError):
         raise TokenizerFileError(f"{MODEL} is cut off, or no SentencePiece model") from None
     if not 0 < len(pieces) <= MAX_PIECES:
         raise TokenizerFileError(f"{MODEL} has {len(pieces)} pieces")
-    if trainer.get(3, 1) != _BPE:
+    if kind != _BPE:
         raise TokenizerFileError(f"{MODEL} is no byte-pair encoding: {_BESIDE}")
-    if bytes(normalizer.get(1, b"")).decode("utf-8", "replace") not in _IDENTITY or normalizer.get(2):
+    if rules not in _IDENTITY or own_rules:
         raise TokenizerFileError(f"{MODEL} normalises text by rules of its own: {_BESIDE}")
-    if normalizer.get(4, 1):
+    if removes:
         raise TokenizerFileError(f"{MODEL} removes spaces, which is not known: {_BESIDE}")
     tokens, scores, types = ([each[column] for each in pieces] for column in range(3))
     special = _special(config)
@@ -44,14 +49,13 @@ def metadata_of(raw: bytes, config: Mapping[str, Any], added: Mapping[str, int])
         tokens.append(text)
         scores.append(0.0)
         types.append(_CONTROL if special.get(text, True) else _USER_DEFINED)
-    ids = {name: trainer.get(number, default) for name, number, default in _IDS}
     known = {f"tokenizer.ggml.{name}_token_id": index for name, index in ids.items() if 0 <= index < len(pieces)}
     return known | {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.scores": scores,
         "tokenizer.ggml.token_type": types,
-        "tokenizer.ggml.add_space_prefix": bool(normalizer.get(3, 1)) and config.get("add_prefix_space") is not False,
+        "tokenizer.ggml.add_space_prefix": bool(prepends) and config.get("add_prefix_space") is not False,
         "tokenizer.ggml.add_bos_token": config.get("add_bos_token", True) is not False,
         "tokenizer.ggml.add_eos_token": config.get("add_eos_token", False) is True,
     }
@@ -66,7 +70,7 @@ def added_tokens(config: Mapping[str, Any], beside: Mapping[str, Any]) -> dict[s
     found = {text: index for text, index in beside.items() if isinstance(index, int)}
     described = config.get("added_tokens_decoder")
     for index, token in described.items() if isinstance(described, dict) else ():
-        if str(index).isdigit() and isinstance(token, dict) and isinstance(token.get("content"), str):
+        if _NUMBER.fullmatch(str(index)) and isinstance(token, dict) and isinstance(token.get("content"), str):
             found[token["content"]] = int(index)
     return found
 
@@ -78,6 +82,7 @@ def _special(config: Mapping[str, Any]) -> dict[str, bool]:
 
 
 Fields = dict[int, Any]
+Value = TypeVar("Value", int, float, bytes)
 
 
 def _read(raw: bytes) -> tuple[list[tuple[str, float, int]], Fields, Fields]:
@@ -86,14 +91,24 @@ def _read(raw: bytes) -> tuple[list[tuple[str, float, int]], Fields, Fields]:
     trainer: Fields = {}
     normalizer: Fields = {}
     for number, value in _fields(raw):
+        if not isinstance(value, bytes):
+            continue
         if number == 1:
             piece = dict(_fields(value))
-            pieces.append((bytes(piece.get(1, b"")).decode(), float(piece.get(2, 0.0)), int(piece.get(3, _NORMAL))))
+            pieces.append((_value(piece, 1, b"").decode(), _value(piece, 2, 0.0), _value(piece, 3, _NORMAL)))
         elif number == 2:
             trainer = dict(_fields(value))
         elif number == 3:
             normalizer = dict(_fields(value))
     return pieces, trainer, normalizer
+
+
+def _value(fields: Fields, number: int, default: Value) -> Value:
+    """A field, or its default. Raises IndexError for one of another kind."""
+    found = fields.get(number, default)
+    if type(found) is not type(default):
+        raise IndexError
+    return found
 
 
 def _fields(raw: bytes) -> Iterator[tuple[int, Any]]:

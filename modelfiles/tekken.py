@@ -24,7 +24,7 @@ def tokenizer_json(raw: bytes) -> dict[str, Any]:
         config, listed = described["config"], described["vocab"]
         count, num_special = int(config["default_vocab_size"]), int(config["default_num_special_tokens"])
         pattern = str(config["pattern"])
-        if not 256 <= count - num_special <= min(len(listed), MAX_TOKENS):
+        if not 256 <= count - num_special <= min(len(listed), MAX_TOKENS) or not 0 < num_special <= MAX_TOKENS:
             raise TokenizerFileError(
                 f"{TEKKEN} has {len(listed)} tokens, and {count} with {num_special} special ones are named"
             )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import random
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from transformers.integrations.mistral.tokenizer import MistralConverter
 
 from gateway.answers.tokenizer import ChatTokenizer
 from modelfiles.files import TOKENIZER, TOKENIZER_CONFIG, other_tokenizer, read_file, read_json
-from modelfiles.sentencepiece import TokenizerFileError
+from modelfiles.sentencepiece import TokenizerFileError, added_tokens, metadata_of
 from services.runtime.checks.model import check_tokenizer
 from tests.unit.house.measures import ROOT
 
@@ -73,6 +74,40 @@ def test_a_file_that_is_cut_off_is_refused_by_name(sentencepiece: Path, cut: int
     with pytest.raises(TokenizerFileError, match=r"tokenizer\.model"):
         read_file(sentencepiece, TOKENIZER)
     assert [finding.level for finding in check_tokenizer(sentencepiece)] == ["fail"]
+
+
+def test_whatever_a_file_says_is_read_or_refused() -> None:
+    """Some bytes, more of the rules at the end, are drawn anew, which makes fields of other kinds."""
+    raw, draw = (HERE / "sentencepiece.model").read_bytes(), random.Random(0)
+    refused = 0
+    for _ in range(1000):
+        content = bytearray(raw)
+        for _ in range(draw.randrange(1, 3)):
+            content[-draw.randrange(1, draw.choice((400, len(raw))))] = draw.randrange(256)
+        try:
+            metadata_of(bytes(content), {}, {})
+        except TokenizerFileError:
+            refused += 1
+    assert 0 < refused < 1000
+
+
+def test_a_length_is_no_number_of_zeros() -> None:
+    """Field 1 of the rules is their name, here a number."""
+    with pytest.raises(TokenizerFileError, match="no SentencePiece model"):
+        metadata_of(b"\x0a\x03\x0a\x01a\x1a\x0a\x08\xff\xff\xff\xff\xff\xff\xff\xff\x7f", {}, {})
+
+
+@pytest.mark.parametrize("index", ["\u00b2", "9" * 5000, "-1", "1.5"])
+def test_a_number_of_an_added_token_that_is_none_is_left_out(index: str) -> None:
+    assert added_tokens({"added_tokens_decoder": {index: {"content": "x"}}}, {}) == {}
+
+
+@pytest.mark.parametrize("name", [TOKENIZER_CONFIG, "added_tokens.json"])
+@pytest.mark.parametrize("content", ["{", "[" * 200_000, "\udc80"])
+def test_a_file_beside_it_that_is_not_json_is_named(sentencepiece: Path, name: str, content: str) -> None:
+    (sentencepiece / name).write_bytes(content.encode("utf-8", "surrogateescape"))
+    with pytest.raises(TokenizerFileError, match=f"{name} is not JSON"):
+        read_file(sentencepiece, TOKENIZER)
 
 
 def tekken(folder: Path, **changes: Any) -> Path:
@@ -133,6 +168,10 @@ def test_a_gateway_reads_it_with_its_template(tmp_path: Path) -> None:
     [
         ({"vocab": []}, "has 0 tokens"),
         ({"config": {}}, "can't be read"),
+        (
+            {"config": {"pattern": "x", "default_vocab_size": 300 + (1 << 40), "default_num_special_tokens": 1 << 40}},
+            "special ones are named",
+        ),
         ({"special_tokens": None}, "names no special tokens"),
         ({"special_tokens": [{"rank": 1, "token_str": "<b>"}]}, "lack <s>"),
     ],
