@@ -71,8 +71,7 @@ class Followers:
     def send(self, *frames: bytes) -> None:
         """See `Led.send`."""
         for follower in self._followers:
-            for frame in frames:
-                follower.link.send(frame)
+            follower.send(frames)
 
     def wait(self) -> None:
         """See `Led.wait`."""
@@ -118,6 +117,7 @@ class _Follower:
                 start_new_session=True,  # a terminal's Ctrl-C is for the leader, which drains
             )
         self.rank, self.link = rank, Link(ours, longest_wait_s=LONGEST_WAIT_S)
+        self._name = f"rank {rank} (pid {self.process.pid})"
         self.has_loaded = threading.Event()
         self.reason = ""
         self._pulse, self._stands = beats, ""
@@ -139,6 +139,14 @@ class _Follower:
             if not self.reason:
                 self.has_loaded.set()
 
+    def send(self, frames: Sequence[bytes]) -> None:
+        """Send it frames. Raises RankLostError, which names it: its link closes some time before its process has ended."""
+        try:
+            for frame in frames:
+                self.link.send(frame)
+        except RankLostError as error:
+            raise RankLostError(self.problem() or f"{self._name} {error}") from error
+
     def problem(self) -> str:
         """The reason that it computes no more; "" while it lives."""
         code = self.process.poll()
@@ -148,12 +156,11 @@ class _Follower:
             return f"rank {self.rank}: {self.reason}"
         if self._stands:
             return self._stands
-        name = f"rank {self.rank} (pid {self.process.pid})"
         if code is not None:
-            return f"{name} ended with {_described(code)}"
+            return f"{self._name} ended with {_described(code)}"
         still_s = self._pulse.still_s()
         if still_s > (pulse.STANDS_S if self.has_loaded.is_set() else pulse.LOADING_S):
-            self._stands = f"{name} stands still: no sign of life for {still_s:.0f} s"
+            self._stands = f"{self._name} stands still: no sign of life for {still_s:.0f} s"
             self.process.kill()  # it would keep its memory for as long as it is stopped
         return self._stands
 

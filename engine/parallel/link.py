@@ -24,7 +24,7 @@ class Link:
         try:
             self._socket.sendall(_LENGTH.pack(len(frame)) + frame)
         except OSError as error:  # includes timeouts
-            raise RankLostError(f"a rank takes no more passes ({error})") from error
+            raise RankLostError(f"takes no more passes ({error})") from error
 
     def receive(self) -> bytes | None:
         """Wait for a frame; None: the other end is closed. Raises TimeoutError."""

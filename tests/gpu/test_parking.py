@@ -87,7 +87,7 @@ def test_weights_of_many_chunks_come_back_bit_for_bit() -> None:
 
 
 async def test_a_served_model_is_parked_and_woken_by_a_request(tmp_path: Path) -> None:
-    options = ("--model", f"demo={ROOT / 'demo'}", "--device", "cuda", "--transport", "local", "--prefill", "0")
+    options = ("--model", str(ROOT / "demo"), "--device", "cuda", "--transport", "local", "--prefill", "0")
     options += ("--kv-memory-mb", str(POOL_BYTES >> 20), "--keep-alive", "5m")
     body = {"model": "demo", "prompt": PROMPTS[2], "max_tokens": 16, "temperature": 0, "ignore_eos": True}
     async with (

@@ -53,6 +53,11 @@ def until_a_problem(followers: Followers) -> str:
     return problem
 
 
+def send_for_ever(followers: Followers) -> None:
+    while True:
+        followers.send(bytes(1024))
+
+
 def test_a_leader_waits_until_all_have_loaded() -> None:
     with running(3) as followers:
         handles = [os.pidfd_open(pid) for pid in followers.pids]
@@ -84,6 +89,20 @@ def test_one_that_dies_is_named(number: signal.Signals) -> None:
         with pytest.raises(RankLostError, match="rank 2"):
             followers.wait()
         assert not followers.refused
+
+
+def test_one_that_closed_its_link_is_named_before_its_process_has_ended() -> None:
+    closes = """
+import os, sys, time
+os.close(int(sys.argv[3]))
+time.sleep(3600)
+"""
+    with running(3, closes) as followers:
+        with pytest.raises(RankLostError, match=rf"^rank 1 \(pid {followers.pids[0]}\) takes no more passes"):
+            send_for_ever(followers)
+        assert not followers.problem()
+        for pid in followers.pids:
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_one_that_leaves_by_itself_is_lost_as_well() -> None:
