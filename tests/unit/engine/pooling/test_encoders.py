@@ -241,6 +241,22 @@ def test_a_configuration_that_cannot_be_is_refused(
         engine_of(changed(build_pooling_model(tmp_path, family), **fields))
 
 
+@pytest.mark.parametrize(
+    ("quantization", "dtype", "least"),
+    [("int8", "auto", 0.999), ("fp8", "auto", 0.99), ("int4", "auto", 0.9), ("auto", "bfloat16", 0.999)],
+)
+def test_weights_in_fewer_bits_make_near_vectors_of_another_model(
+    quantization: str, dtype: str, least: float, tmp_path: Path
+) -> None:
+    folder = build_pooling_model(tmp_path, hidden_size=128, intermediate_size=256)
+    plain, other = engine_of(folder), engine_of(folder, quantization=quantization, dtype=dtype)
+    asked = [PoolingInput(tokens=text) for text in inputs()]
+    for wanted, found in zip(plain.compute(asked), other.compute(asked), strict=True):
+        assert least < (wanted @ found.T).item() < 1.001
+        assert not torch.equal(wanted, found)
+    assert plain.fingerprint != other.fingerprint
+
+
 def test_skipped_tokens_are_pooled_as_by_sentence_transformers(tmp_path: Path) -> None:
     """A first token stays that of the text, and a weight the token's number there."""
     said = {"pooling_mode": ["cls", "mean", "weightedmean", "max", "lasttoken"]}
