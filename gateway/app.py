@@ -116,10 +116,10 @@ def create_app(
         changes=changes,
     )
     labels = TenantLabels()
-    metrics = GatewayMetrics((*catalogue.names, *catalogue.pooled), tenants=labels)
+    metrics = GatewayMetrics(catalogue.labels, tenants=labels)
     tenant_metrics = _observe(generations, catalogue, settings, metrics, budgets, labels)
     if loads is not None:
-        metrics.registry.register(HostedMetrics(catalogue.names, loads))
+        metrics.registry.register(HostedMetrics(catalogue.labels, loads))
     body_limits = BodyLimits(max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s)
     elsewhere = control.find if control is not None else None
     request_log = RequestLog(settings.log_requests)
@@ -201,7 +201,7 @@ def _observe(
     labels: TenantLabels,
 ) -> TenantMetrics:
     """Have ended requests counted by request, tenant and worker."""
-    models, registry, tenants = (*catalogue.names, *catalogue.pooled), metrics.registry, settings.tenants
+    models, registry, tenants = catalogue.labels, metrics.registry, settings.tenants
     tenant_metrics = TenantMetrics(
         models,
         registry,

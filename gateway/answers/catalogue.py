@@ -6,6 +6,7 @@ heartbeats.
 
 from __future__ import annotations
 
+import fnmatch
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from modelfiles.pooling import Pooling
 
 ANY = "*"  # the alias that matches any other name
 LATEST = ":latest"  # the tag that Ollama's clients add to a name without one
+HUB_PREFIXES = ("hf.co/", "huggingface.co/")  # likewise, before a hub's model
 
 
 class ReadyWorkers(Protocol):
@@ -81,17 +83,45 @@ class Catalogue:
         workers: ReadyWorkers,
         aliases: Mapping[str, Alias] = MappingProxyType({}),
         pooled: Mapping[str, Pooling] = MappingProxyType({}),
+        patterns: Sequence[str] = (),
     ) -> None:
         """`aliases`: further names -> the model's own, or several models with their shares; `*` is any other name.
 
-        `pooled`: models of vectors and scores, which generate nothing.
+        `pooled`: models of vectors and scores, which generate nothing. `patterns`: of names of models that may come later.
         """
+        self._patterns, self._came = tuple(patterns), set[str]()
+        # The models that are or were here: it grows as they come.
+        self.labels = [*tokenizers, *pooled]
         self.pooled = dict(pooled)
         self._tokenizers = dict(tokenizers)
         self._fleet = workers
         self._configured = dict(aliases)
         self._aliases = dict(aliases)  # and those made at run time
         self._presets: Mapping[str, Preset] = {}
+        self._made: tuple[Mapping[str, Shares], Mapping[str, Preset]] = {}, {}
+
+    def may_come(self, name: str) -> bool:
+        """True if a model of this name is served once a host offers it."""
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self._patterns)
+
+    @property
+    def came(self) -> frozenset[str]:
+        """The models that came later."""
+        return frozenset(self._came)
+
+    def add(self, name: str, tokenizer: ChatTokenizer) -> None:
+        """Serve a further model."""
+        self._tokenizers[name] = tokenizer
+        self._came.add(name)
+        if name not in self.labels:
+            self.labels.append(name)
+        self.take_aliases(*self._made)
+
+    def drop(self, name: str) -> None:
+        """Serve one no longer that came later."""
+        self._came.discard(name)
+        del self._tokenizers[name]
+        self.take_aliases(*self._made)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -116,6 +146,7 @@ class Catalogue:
 
     def take_aliases(self, made: Mapping[str, Shares], presets: Mapping[str, Preset] = MappingProxyType({})) -> None:
         """Replace the aliases that were made at run time. They win over configured ones, and never hide a model."""
+        self._made = made, presets
         self._presets = {name: preset for name, preset in presets.items() if preset != NO_PRESET}
         here = {name: served(shares, self._tokenizers) for name, shares in made.items() if name not in self._tokenizers}
         self._aliases = self._configured | {name: shares for name, shares in here.items() if shares}
@@ -150,7 +181,15 @@ class Catalogue:
             return next(iter(self._tokenizers), "")
         other = name.removesuffix(LATEST) if name.endswith(LATEST) else name + LATEST
         known = (each for each in (name, other) if each in self._tokenizers or each in self._aliases)
-        return next(known, ANY if ANY in self._aliases else "")
+        return next(known, "") or self._pulled_as(name) or (ANY if ANY in self._aliases else "")
+
+    def _pulled_as(self, name: str) -> str:
+        """The model that came later and that a client may call so, too: `hf.co/…`, or without the only quantisation there is."""
+        if not self._came:
+            return ""
+        plain = of_hub(name)
+        kinds = [plain] if plain in self._came else [each for each in self._came if each.startswith(f"{plain}:")]
+        return kinds[0] if len(kinds) == 1 else ""
 
     def find(self, name: str, own_name: str = "") -> Served | None:
         """A model; `own_name`: the one chosen of an alias's."""
@@ -202,6 +241,13 @@ class Catalogue:
         return [state for state in self._fleet.ready(role) if state.model_fingerprint == fingerprint]
 
 
+def of_hub(name: str) -> str:
+    """A hub model's name as `baton pull` takes it, of Ollama's `hf.co/org/name:Q4_K_M`."""
+    for prefix in HUB_PREFIXES:
+        name = name.removeprefix(prefix)
+    return name.removesuffix(LATEST)
+
+
 @dataclass(slots=True)
 class Tally:
     """One model's tally. Seconds are from a request's receipt."""
@@ -218,16 +264,17 @@ class Tallies:
     """The tallies of the models with these names: names that clients make up are not counted."""
 
     def __init__(self, models: Sequence[str]) -> None:
-        self._tallies = {name: Tally() for name in models}
+        """`models` may grow."""
+        self._models, self._tallies = models, dict[str, Tally]()
 
     def of(self, model: str) -> Tally:
         return self._tallies.get(model, Tally())
 
     def observe(self, timeline: Timeline) -> None:
         """Count an ended choice."""
-        tally = self._tallies.get(timeline.model)
-        if tally is None or timeline.ended_at is None:
+        if timeline.model not in self._models or timeline.ended_at is None:
             return
+        tally = self._tallies.setdefault(timeline.model, Tally())
         seconds = timeline.ended_at - timeline.received_at
         tally.last_unix_ms = int(time.time() * 1000)
         if timeline.status in (Finish.STOP, Finish.LENGTH):

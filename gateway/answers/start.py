@@ -64,7 +64,7 @@ class Answers:
         self.tokenising = Tokenising()
         self.steering = Steering()
         self.sessions = SessionStates()
-        self.tallies = Tallies(catalogue.names)
+        self.tallies = Tallies(catalogue.labels)
         generations.timelines.on_end(self.tallies.observe)
 
     def models(self) -> list[ModelCard]:

@@ -43,7 +43,7 @@ class Batches:
             answers,
             dialects.batchable,
             self._tenants,
-            BatchMetrics(answers.catalogue.names, metrics),
+            BatchMetrics(answers.catalogue.labels, metrics),
             tracer=self._tracer,
         )
         self._workers = [lines, Steps(self._store, models=answers.catalogue)]

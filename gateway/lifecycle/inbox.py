@@ -104,6 +104,10 @@ class Inbox:
             why = f"{sender.worker} isn't known to follow {' and '.join(sorted(lacks))}"
             self._attempts.move_soon(request, Why(end=End.ROLE_LOST, detail=why))
             return ClaimReply(granted=False, reason=why)
+        if request.state.waits(message.attempt) and self._serves_another(request, sender):
+            why = f"{sender.worker} has another model now"
+            self._attempts.move_soon(request, Why(end=End.ROLE_LOST, detail=why))
+            return ClaimReply(granted=False, reason=why)
         refusal = request.state.claim(message.attempt, sender, now)
         if refusal:
             self._keeping.counters[Event(request.state.spec.model, "claims_refused")] += 1
@@ -117,6 +121,12 @@ class Inbox:
             first_token_ms=-1 if request.state.next_position else _ms_until(request.first_token_by, now),
             age_ms=_ms_until(now, request.timeline.received_at),
         )
+
+    def _serves_another(self, request: ActiveRequest, claimer: Incarnation) -> bool:
+        """True if a name's new process has another model, as those of hosts may: a job of the one before waits in its queue."""
+        known, wanted = self._seen.peers.states.get(claimer.worker), request.state.spec.model_fingerprint
+        is_known = known is not None and known.incarnation == claimer.number
+        return bool(wanted) and known is not None and is_known and known.model_fingerprint != wanted
 
     def _lacks(self, request: ActiveRequest, claimer: Incarnation) -> frozenset[str]:
         """The features that the request needs and the claimer isn't known to have."""

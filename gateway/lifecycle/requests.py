@@ -36,6 +36,7 @@ from gateway.answers.catalogue import Catalogue
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.lifecycle.attempts import Attempts
 from gateway.lifecycle.inbox import Inbox
+from gateway.lifecycle.newcomers import Newcomers, Read
 from gateway.lifecycle.outbox import Heartbeat, Means, Orders
 from gateway.lifecycle.probes import Losses, Probes
 from gateway.lifecycle.pulse import Pulse
@@ -81,6 +82,8 @@ class OwnModels:
     incumbents: Incumbents | None = None
     pooled: Mapping[str, Pooling] = field(default_factory=dict)  # models that generate nothing
     num_pooling: Callable[[], int] = int  # ready workers of these
+    patterns: Sequence[str] = ()  # names of models that may come later
+    read: Read | None = None  # reads such a model
 
 
 class Requests:
@@ -99,7 +102,7 @@ class Requests:
     ) -> None:
         own = {name: Own(tokenizer=tokenizer.fingerprint) for name, tokenizer in models.tokenizers.items()}
         self._agreement = Agreement(peers, {**own, **models.known}, models.incumbents)
-        self.catalogue = Catalogue(models.tokenizers, self._agreement, models.aliases, models.pooled)
+        self.catalogue = Catalogue(models.tokenizers, self._agreement, models.aliases, models.pooled, models.patterns)
         self._num_pooling = models.num_pooling
         self._settings = settings
         self.hosts = Hosts(
@@ -124,6 +127,10 @@ class Requests:
         records = Records(spans=spans, levels=settings.levels, clock=clock)
         self.keeping = Keeping(records=records, counters=Counter(), background=Background(), clock=clock)
         groups = self.seen, self.means, self.keeping
+        self._newcomers = None
+        if models.read is not None:
+            mine = self.catalogue, self._agreement, self.hosts
+            self._newcomers = Newcomers(*mine, self.keeping.background, models.read)
         self.capacities = Fleet(self.means.placer, gateway_id=gateway_id, local=limits.cut_over_tokens < 0)
         self.rooms = WaitingRooms(self._room_for)
         weights = self.catalogue.fingerprint
@@ -166,11 +173,15 @@ class Requests:
             self.seen.peers.on_joined(lambda _: self.hosts.changed())
             self.seen.peers.on_changed(lambda _: self.hosts.changed())
         self.hosts.saw(state)
+        if self._newcomers is not None:
+            self._newcomers.saw(state)
 
     async def _tell_differences(self) -> None:
         while True:
             await asyncio.sleep(TELL_PERIOD_S)
             self._agreement.tell()
+            if self._newcomers is not None:
+                self._newcomers.look()
 
     async def drain(self, timeout_s: float, *, why: str = "the gateway is shutting down") -> None:
         """Stop admitting, let running requests finish, and after `timeout_s` end them with an error that gives the reason."""

@@ -151,7 +151,8 @@ class HostedMetrics(Collector):
     """The models that hosts load when they are wanted."""
 
     def __init__(self, models: Iterable[str], loads: Loads) -> None:
-        self._models = tuple(models)
+        """`models` may grow."""
+        self._models = models
         self._loads = loads
 
     def collect(self) -> Iterator[Metric]:

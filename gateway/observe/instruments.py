@@ -102,7 +102,8 @@ class ModelLabels:
     """Label values of models."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        self.names = tuple(names)
+        """`names` may grow."""
+        self.names = names
 
     @property
     def first(self) -> str:

@@ -82,6 +82,19 @@ class Agreement:
         self._alike: dict[tuple[Role, str], tuple[list[WorkerState], list[WorkerState]]] = {}  # as `_ready`, by blocks
         self._told: set[tuple[str, int, Unlike]] = set()
 
+    def add(self, model: str, own: Own) -> None:
+        """Serve a further model."""
+        self._change(self._models | {model: own})
+
+    def drop(self, model: str) -> None:
+        """Serve a model no longer."""
+        self._change({name: own for name, own in self._models.items() if name != model})
+
+    def _change(self, models: Mapping[str, Own]) -> None:
+        self._models = dict(models)
+        self._names = {own.called or name: name for name, own in models.items()}
+        self._ready.clear()  # with it go the choices among them
+
     def ready(self, role: Role) -> list[WorkerState]:
         """Ready workers of a role whose model matches ours: the same list object until it changes."""
         heard = self._peers.ready(role)

@@ -15,6 +15,7 @@ from gateway.pooling.texts import TextTokenizer
 from gateway.tenants.tenants import Tenants
 from modelfiles.pooling import is_pooled
 from services.gateway.settings import LOOPBACK, GatewaySettings
+from services.runtime.models.named import by_name
 
 log = logging.getLogger("baton.gateway")
 
@@ -68,6 +69,13 @@ def read_own(settings: GatewaySettings, tokenizers: Mapping[str, ChatTokenizer |
     for name in (name for name, one in own.items() if not one.files):
         log.info("gateway.no_weights", extra={"model": name, "meaning": "any weights of this name are served"})
     return own
+
+
+def read_newcomer(settings: GatewaySettings, name: str) -> tuple[ChatTokenizer, Own]:
+    """Read a model that came to the cache; what defines its text is fetched if it isn't here. Raises ConfigError."""
+    folder = by_name(name, log.info, text_alone=True)
+    tokenizer = _tokenizer(folder, settings.parsers(name), settings.template(name), f"--model {name}")
+    return tokenizer, Own(tokenizer=tokenizer.fingerprint, files=files_fingerprint(folder))
 
 
 def read_tenants(settings: GatewaySettings) -> Tenants:

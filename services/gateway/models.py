@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -14,6 +14,9 @@ from services.runtime.settings import ModelSettings, default_name, from_root
 if TYPE_CHECKING:
     from gateway.tenants.shares import Alias, Share
 
+# In a pattern of names; as a folder, the models of a pattern.
+ANY = "*"
+
 
 class ServedModelOptions(ModelSettings):
     """The models of a gateway, by their names in the API."""
@@ -21,7 +24,7 @@ class ServedModelOptions(ModelSettings):
     served_models: str = Field(
         "",
         description="models to serve, as name=folder by commas; empty: those of --model, which may be given more than once, as "
-        "folder or name=folder",
+        "folder, name=folder, or a pattern as org/*: models of such names, also those that are pulled later",
     )
     worker_models: str = Field(
         "",
@@ -47,20 +50,32 @@ class ServedModelOptions(ModelSettings):
         if not isinstance(values, dict):
             return values
         models = entries(str(values.get("model", "")))
-        if len(models) < 2 or Path(str(values["model"])).exists():
+        patterns = [model for model in models if ANY in model and "=" not in model]
+        if (len(models) < 2 and not patterns) or Path(str(values["model"])).exists():
             return values
+        if len(models) == len(patterns):
+            raise ConfigError(f"--model {patterns[0]}: names models that are pulled later: name one that is here, too")
         if values.get("served_models"):
             raise ConfigError("--served-models: several --model name the models already; give one of the two")
         if values.get("served_model_name"):
             raise ConfigError("--served-model-name names a single model; of several write --model NAME=FOLDER")
-        whole = [entry if "=" in entry else f"{default_name(entry)}={entry}" for entry in models]
+        named = [entry for entry in models if entry not in patterns]
+        whole = [entry if "=" in entry else f"{default_name(entry)}={entry}" for entry in named]
+        whole += [f"{pattern}={ANY}" for pattern in patterns]
         return values | {"served_models": ",".join(whole), "model": whole[0].partition("=")[2]}
 
     @property
     def folders(self) -> dict[str, Path]:
         """The models to serve: name in the API -> folder with the tokenizer."""
         named = [entry.partition("=")[::2] for entry in entries(self.served_models)]
-        return {name: from_root(Path(folder)) for name, folder in named} or {self.served_name: self.model}
+        here = {name: from_root(Path(folder)) for name, folder in named if folder != ANY}
+        return here or {self.served_name: self.model}
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """Patterns of names: models that are pulled later and have such a name are served, too, where a host has them."""
+        named = [entry.partition("=")[::2] for entry in entries(self.served_models)]
+        return tuple(name for name, folder in named if folder == ANY)
 
     @property
     def called_by_workers(self) -> dict[str, str]:
@@ -162,10 +177,20 @@ class ServedModelOptions(ModelSettings):
             name, _, folder = entry.partition("=")
             if not name or not folder:
                 raise ConfigError(f"--served-models: {entry!r} is not name=folder, like chat=/models/chat")
+            if (ANY in name) != (folder == ANY):
+                raise ConfigError(
+                    f"--served-models: {entry!r}: a pattern of names has {ANY} in it, and {ANY} as its folder"
+                )
             if name in names:
                 raise ConfigError(f"--served-models: two models are called {name!r}; give each its own name")
             names.add(name)
         return models
+
+    @model_validator(mode="after")
+    def _patterns_need_a_host(self) -> Self:
+        if self.patterns and not self.loads_on_demand:
+            raise ConfigError(f"--model {self.patterns[0]}: such models are loaded on demand: give --keep-alive, as 5m")
+        return self
 
     @field_validator("keep_alive")
     @classmethod

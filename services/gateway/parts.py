@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from fastapi import FastAPI
 
@@ -33,7 +34,7 @@ from gateway.responses.service import Responses, nothing_kept
 from gateway.tenants.budgets import SharedBudgets
 from gateway.tenants.kept import KeptKeys
 from gateway.tenants.tenants import Tenants
-from services.gateway.files import read_own
+from services.gateway.files import read_newcomer, read_own
 from services.gateway.kept import KeptFiles
 from services.gateway.settings import GatewaySettings
 from services.runtime.names import ANSWER_S, Name, held, made_up, new_incarnation
@@ -103,6 +104,8 @@ async def started(
             incumbents=incumbents,
             pooled={name: one.pooling for name, one in texts.items()},
             num_pooling=lambda: pooling.num_ready,
+            patterns=settings.patterns,
+            read=partial(read_newcomer, settings) if settings.patterns else None,
         )
         requests = Requests(bus, ledger, peers, own, served, tracer=tracer)
         await requests.start()

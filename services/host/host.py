@@ -7,7 +7,7 @@ import logging
 import math
 import signal
 import time
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 
 from common import subjects
@@ -30,9 +30,11 @@ from common.settings import PREFIX
 from common.tasks import Ready, cancel_all
 from common.words import HostStatus, WorkerStatus
 from services.host.child import Child, describe_exit, why_ended
+from services.host.models import Model, Wish
 from services.host.nursery import Nursery
 from services.host.plan import HostedWorker, HostPlan
 from services.host.policy import TAKES_PLACE, ModelView, decide
+from services.host.pulled import Found, PulledModels
 from services.host.sharing import SILENT_S, leaves_to
 from services.runtime.checks.memory import available_bytes
 
@@ -40,6 +42,7 @@ log = logging.getLogger("baton.host")
 
 BEAT_S = 0.5
 LOOK_S = 0.1
+CACHE_S = 1.0
 LISTEN_S = 2 * BEAT_S  # to other hosts, before it loads anything
 STOP_MARGIN_S = 5.0  # added to the drain time before a worker is killed
 MAX_RESTARTS = 3  # a model's workers, while it is loaded
@@ -48,35 +51,6 @@ RESTART_WINDOW_S = 60.0
 WAKE_S, SLEEP_S = 30.0, 120.0
 MAX_REASON_CHARS = 400
 NOT_HERE = (HostStatus.UNLOADED, HostStatus.FAILED, HostStatus.PARKED)  # another host may load it
-
-
-@dataclass(slots=True)
-class _Wish:
-    """A gateway's wish for a model. `since`: unbroken."""
-
-    until: float
-    since: float
-    active: bool
-    dismissed: bool = False  # somebody asked to unload the model: only present and new requests count
-
-
-@dataclass(slots=True, eq=False)
-class _Model:
-    """A model of this host."""
-
-    workers: list[HostedWorker]
-    status: HostStatus = HostStatus.UNLOADED
-    since: float = 0.0
-    reason: str = ""
-    active_at: float = -math.inf
-    ready: set[str] = field(default_factory=set)  # its workers that say so
-    asleep: set[str] = field(default_factory=set)  # likewise
-    parks: bool = False  # it goes to sleep, or sleeps
-    told_s: float | None = None  # how long it sleeps by the last order; None: as planned
-    children: list[Child] = field(default_factory=list)
-    wishes: dict[str, _Wish] = field(default_factory=dict)  # by gateway
-    running: asyncio.Task[None] | None = None  # its processes' life
-    stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Host:
@@ -88,8 +62,12 @@ class Host:
         self._host_id = host_id
         self._incarnation = incarnation
         self._nursery = nursery
-        self._models = {name: _Model(workers, since=time.monotonic()) for name, workers in plan.models.items()}
+        now, needs = time.monotonic(), plan.needs_bytes
+        self._models = {
+            name: Model(name, workers, needs.get(name, 0), since=now) for name, workers in plan.models.items()
+        }
         self._of_worker = {worker.id: model for model in self._models.values() for worker in model.workers}
+        self._pulled = None if plan.pulled is None else PulledModels(plan.pulled)
         self._changed = asyncio.Event()
         self._others: dict[str, tuple[float, HostState]] = {}
         self._began_at = time.monotonic()
@@ -102,7 +80,7 @@ class Host:
         await self._bus.subscribe(subjects.host_heartbeat(subjects.ANY), host_state_decoder, self._saw_host)
         await self._bus.serve(subjects.host(self._host_id, subjects.ANY), to_host_decoder, self._answer)
         log.info("host.ready", extra={"host": self._host_id, "models": ", ".join(self._models)})
-        beating = asyncio.create_task(self._beat())
+        beating, looking = asyncio.create_task(self._beat()), asyncio.create_task(self._look())
         told = asyncio.create_task(stopping.wait())
         try:
             while not stopping.is_set():
@@ -114,7 +92,34 @@ class Host:
                 model.stopping.set()
             if running:
                 await asyncio.wait(running)
-            await cancel_all([beating, told])
+            await cancel_all([beating, looking, told])
+
+    async def _look(self) -> None:
+        """Follow what comes to the cache, and goes."""
+        known: dict[str, Found] = {}
+        while self._pulled is not None:
+            try:
+                found = await asyncio.to_thread(self._pulled.look)
+            except OSError as error:
+                log.warning("host.cache_unread", extra={"error": str(error)})
+                found = known
+            self._offer(found)
+            if found is not known:
+                log.info("host.found", extra={"models": ", ".join(self._models)})
+                self._changed.set()
+            known = found
+            await asyncio.sleep(CACHE_S)
+
+    def _offer(self, found: Mapping[str, Found]) -> None:
+        """Have the models of the cache beside the plan's. One that is loaded and went from there stays until it is unloaded."""
+        pulled = [model for model in self._models.values() if model.found is not None]
+        for model in pulled:
+            if model.name not in found and model.status in (HostStatus.UNLOADED, HostStatus.FAILED):
+                del self._models[model.name]
+        for name, one in found.items():
+            model = self._models.setdefault(name, Model(name, [], found=one, since=time.monotonic()))
+            if model.found is not None:
+                model.found, model.needs_bytes = one, one.needs_bytes
 
     # -- what others say -----------------------------------------------------------------------------------------------
 
@@ -127,7 +132,7 @@ class Host:
             else:
                 self._take(model, state.gateway, want, now)
 
-    def _take(self, model: _Model, gateway: str, want: Want, now: float) -> None:
+    def _take(self, model: Model, gateway: str, want: Want, now: float) -> None:
         known = model.wishes.get(gateway)
         if want.active:
             model.active_at = now
@@ -136,7 +141,7 @@ class Host:
         until = now + max(want.keep_s, 2 * BEAT_S if want.active else 0.0)
         dismissed = known is not None and known.dismissed and (known.active or not want.active)
         since = known.since if known is not None and known.until > now and known.active == want.active else now
-        model.wishes[gateway] = _Wish(until, since, want.active, dismissed)
+        model.wishes[gateway] = Wish(until, since, want.active, dismissed)
 
     def _saw_host(self, state: HostState) -> None:
         if state.host != self._host_id:
@@ -144,7 +149,7 @@ class Host:
 
     def _saw_worker(self, state: WorkerState) -> None:
         model = self._of_worker.get(state.worker)
-        if model is None:
+        if model is None or state.model != model.name:
             return
         for status, workers in ((WorkerStatus.READY, model.ready), (WorkerStatus.SLEEPING, model.asleep)):
             (workers.add if state.status is status else workers.discard)(state.worker)
@@ -182,9 +187,30 @@ class Host:
             if model.status is HostStatus.PARKED:
                 self._wake(model)
                 continue
+            if not self._is_equipped(model):
+                continue
             model.stopping = asyncio.Event()
             self._now(model, HostStatus.LOADING)
-            model.running = asyncio.create_task(self._live(name, model))
+            model.running = asyncio.create_task(self._live(model))
+
+    def _is_equipped(self, model: Model) -> bool:
+        """True if a model has workers to start: one of the cache takes those of a slot, if it fits into memory."""
+        if model.found is None or self._pulled is None:
+            return True
+        if model.needs_bytes > (free := _free_bytes()):
+            self._now(model, HostStatus.FAILED, _too_large(model.needs_bytes, free))
+            return False
+        model.workers = self._pulled.take(model.name, model.found)
+        if not model.workers:
+            self._free_a_slot()
+        self._of_worker |= {worker.id: model for worker in model.workers}
+        return bool(model.workers)
+
+    def _free_a_slot(self) -> None:
+        """End the model of the cache that sleeps longest: its processes have a slot, though it takes no place."""
+        parked = [one for one in self._models.values() if one.found is not None and one.status is HostStatus.PARKED]
+        if parked:
+            self._end(min(parked, key=lambda one: one.since))
 
     def _hurry(self, now: float) -> None:
         """End workers that neither fall asleep nor wake in time; who is wanted is loaded anew."""
@@ -194,23 +220,23 @@ class Host:
             if changes and now - model.since > limit_s:
                 self._end(model)
 
-    def _park(self, model: _Model) -> None:
+    def _park(self, model: Model) -> None:
         self._now(model, HostStatus.UNLOADING)
         model.parks, model.asleep = True, set()
         for child in model.children:
             child.signal(signal.SIGUSR1)
 
-    def _wake(self, model: _Model) -> None:
+    def _wake(self, model: Model) -> None:
         self._now(model, HostStatus.LOADING)
         for child in model.children:
             child.signal(signal.SIGUSR2)
 
-    def _end(self, model: _Model) -> None:
+    def _end(self, model: Model) -> None:
         self._now(model, HostStatus.UNLOADING)
         model.parks = False
         model.stopping.set()
 
-    async def _live(self, name: str, model: _Model) -> None:
+    async def _live(self, model: Model) -> None:
         """The life of a model's workers, from their start until they are told to stop, or can't be kept alive."""
         children = model.children = [self._child(worker) for worker in model.workers]
         deaths: list[float] = []
@@ -233,11 +259,14 @@ class Host:
             stop_s = self._plan.drain_s + STOP_MARGIN_S
             await asyncio.gather(*(child.stop(timeout_s=stop_s) for child in children))
             if reason:
-                log.error("host.failed", extra={"model": name, "why": reason})
+                log.error("host.failed", extra={"model": model.name, "why": reason})
             model.children, model.parks = [], False
+            if model.found is not None and self._pulled is not None:
+                model.workers = []
+                self._pulled.give_back(model.name)
             self._now(model, HostStatus.FAILED if reason else HostStatus.UNLOADED, reason)
 
-    async def _died(self, model: _Model, child: Child, code: int, deaths: list[float]) -> str:
+    async def _died(self, model: Model, child: Child, code: int, deaths: list[float]) -> str:
         """Start a dead worker again; or return why its model can't be kept."""
         now = time.monotonic()
         deaths[:] = [at for at in deaths if now - at < RESTART_WINDOW_S] + [now]
@@ -264,13 +293,12 @@ class Host:
             bear=self._nursery.born if self._nursery is not None else None,
         )
 
-    def _now(self, model: _Model, status: HostStatus, reason: str = "") -> None:
+    def _now(self, model: Model, status: HostStatus, reason: str = "") -> None:
         model.status, model.since, model.reason = status, time.monotonic(), reason
         if status is HostStatus.READY:
             model.parks = False
         self._changed.set()
-        name = next(name for name, one in self._models.items() if one is model)
-        log.info("host.model", extra={"model": name, "status": status})
+        log.info("host.model", extra={"model": model.name, "status": status})
 
     # -- what others are told ------------------------------------------------------------------------------------------
 
@@ -305,11 +333,11 @@ class Host:
             shares=True,
         )
 
-    def _cards(self, model: _Model) -> set[str]:
+    def _cards(self, model: Model) -> set[str]:
         devices = {worker.variables.get(f"{PREFIX}DEVICE", "") for worker in model.workers}
         return {device for device in devices if device.startswith("cuda")}
 
-    def _view(self, name: str, model: _Model, now: float) -> ModelView:
+    def _view(self, name: str, model: Model, now: float) -> ModelView:
         model.wishes = {gateway: wish for gateway, wish in model.wishes.items() if wish.until > now}
         wishes = [wish for wish in model.wishes.values() if wish.active or not wish.dismissed]
         if wishes and model.status in NOT_HERE and self._leaves(name, now):
@@ -323,18 +351,25 @@ class Host:
             active=any(wish.active for wish in wishes),
             active_at=model.active_at,
             parks_s=parks_s if self._plan.can_park else 0.0,
-            needs_bytes=self._plan.needs_bytes.get(name, 0),
+            needs_bytes=model.needs_bytes,
         )
 
     def _leaves(self, name: str, now: float) -> bool:
         """True if another host should load a model, or may, for all that was heard so far."""
         others = [state for _, state in self._others.values()]
-        return now - self._began_at < LISTEN_S or bool(leaves_to(name, self._told, others))
+        is_told = name in self._told.models and now - self._began_at >= LISTEN_S
+        return not is_told or bool(leaves_to(name, self._told, others))
 
 
 def _free_bytes() -> float:
     found = available_bytes()
     return math.inf if found is None else found
+
+
+def _too_large(needed: int, free: float) -> str:
+    """The reason that a model is not loaded, and the remedy."""
+    gib = f"needs {needed / (1 << 30):.1f} GiB of memory, and {free / (1 << 30):.1f} are free"
+    return f"{gib}: unload another model, or start with a smaller --kv-memory-mb or --quantization"
 
 
 def _line(text: str) -> str:

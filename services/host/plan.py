@@ -19,10 +19,18 @@ class HostedWorker(msgspec.Struct, frozen=True, kw_only=True):
     log_file: str
 
 
+class PulledPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Models of the hub's cache that a host may load besides, each by a set of workers that are without a model yet."""
+
+    patterns: tuple[str, ...]  # names, with * and ?
+    slots: list[list[HostedWorker]]  # at least one
+
+
 class HostPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The models of one host, by the name that their workers announce."""
 
     models: dict[str, list[HostedWorker]]
+    pulled: PulledPlan | None = None
     max_loaded: int = 0  # at once; 0: all
     drain_s: float = 30.0
     forks: bool = False  # workers are forked of a nursery

@@ -10,7 +10,7 @@ from common.settings import PREFIX, ConfigError
 from common.subjects import check_id
 from gateway.answers.ask import lasting_s
 from services.host.needs import bytes_of, can_sleep
-from services.host.plan import HostedWorker, HostPlan
+from services.host.plan import HostedWorker, HostPlan, PulledPlan
 from services.runtime.loading import load_settings
 from services.runtime.permissions import WORKERS
 from services.worker.settings import WorkerServiceSettings
@@ -23,17 +23,25 @@ Options = dict[str, str | int | float | bool]
 class WrittenWorker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A worker, or several alike."""
 
-    model: str  # as gateways call it
+    model: str = ""  # as gateways call it; of pulled models none
     service: str = "worker"
     count: int = 1
     options: Options = {}  # settings of the service, by their names
+
+
+class WrittenPulled(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Models of the hub's cache, as they come, and the workers of each one that is loaded."""
+
+    models: list[str]  # patterns of names, as org/*
+    worker: list[WrittenWorker]
 
 
 class WrittenPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole file."""
 
     name: str  # on the bus; unlike other hosts'
-    worker: list[WrittenWorker]
+    worker: list[WrittenWorker] = []
+    pulled: WrittenPulled | None = None
     options: Options = {}  # all workers have these settings
     max_loaded: int = 0
     sleeps: str = ""  # as 1h: how long an idle model sleeps before it is unloaded
@@ -43,33 +51,29 @@ class WrittenPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 def read_written(file: Path) -> tuple[str, HostPlan]:
     """The host's name and plan; the folder of logs is made. Raises ConfigError, naming field and remedy, or OSError."""
-    try:
-        written = msgspec.toml.decode(file.read_bytes()[:MAX_BYTES], type=WrittenPlan)
-        check_id(written.name)
-        sleeps_s = lasting_s(written.sleeps) if written.sleeps else 0.0
-    except (ValueError, msgspec.MsgspecError) as error:
-        raise ConfigError(f"{file}: {error}") from None
-    if not written.worker:
-        raise ConfigError(f"{file}: worker: name at least one, as [[worker]] with model and options")
-    if written.max_loaded < 0 or written.drain_s < 0:
-        raise ConfigError(f"{file}: max_loaded and drain_s: give 0 or more")
+    written, sleeps_s = _checked_plan(file)
     folder = (file.parent / written.logs).resolve()
     models: dict[str, list[HostedWorker]] = {}
     settings: list[WorkerServiceSettings] = []
+
+    def started(entry: WrittenWorker) -> list[HostedWorker]:
+        """The workers of an entry, numbered on."""
+        found = [_worker(written, entry, len(settings) + at, folder) for at in range(entry.count)]
+        settings.extend(_checked(file, written, entry, worker) for worker in found)
+        return found
+
     for entry in written.worker:
-        if entry.service not in WORKERS:
-            raise ConfigError(f"{file}: service {entry.service!r}: is one of {', '.join(WORKERS)}")
-        if not 0 < entry.count <= MAX_WORKERS:
-            raise ConfigError(f"{file}: count {entry.count} of {entry.model}: is 1 to {MAX_WORKERS}")
-        for _ in range(entry.count):
-            number = len(settings)
-            worker = _worker(written, entry, number, folder)
-            settings.append(_checked(file, written, entry, worker))
-            models.setdefault(entry.model, []).append(worker)
+        models.setdefault(entry.model, []).extend(started(entry))
+    pulled = None
+    if written.pulled is not None:
+        entries = written.pulled.worker
+        slots = [[worker for entry in entries for worker in started(entry)] for _ in range(written.max_loaded)]
+        pulled = PulledPlan(patterns=tuple(written.pulled.models), slots=slots)
     folder.mkdir(parents=True, exist_ok=True)
     on_cpu = all(one.processor == "cpu" for one in settings)
     plan = HostPlan(
         models=models,
+        pulled=pulled,
         max_loaded=written.max_loaded,
         drain_s=written.drain_s,
         forks=on_cpu,
@@ -81,6 +85,48 @@ def read_written(file: Path) -> tuple[str, HostPlan]:
         },
     )
     return written.name, plan
+
+
+def _checked_plan(file: Path) -> tuple[WrittenPlan, float]:
+    """The file, and how long idle models sleep. Raises as `read_written`."""
+    try:
+        written = msgspec.toml.decode(file.read_bytes()[:MAX_BYTES], type=WrittenPlan)
+        check_id(written.name)
+        sleeps_s = lasting_s(written.sleeps) if written.sleeps else 0.0
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise ConfigError(f"{file}: {error}") from None
+    if not written.worker and written.pulled is None:
+        raise ConfigError(f"{file}: worker: name at least one, as [[worker]] with model and options")
+    if written.max_loaded < 0 or written.drain_s < 0:
+        raise ConfigError(f"{file}: max_loaded and drain_s: give 0 or more")
+    for entry in written.worker:
+        _check_entry(file, entry)
+        if not entry.model:
+            raise ConfigError(f"{file}: worker: a {entry.service} has no model: give the name that gateways call it by")
+    if written.pulled is not None:
+        _check_pulled(file, written, written.pulled)
+    return written, sleeps_s
+
+
+def _check_entry(file: Path, entry: WrittenWorker) -> None:
+    if entry.service not in WORKERS:
+        raise ConfigError(f"{file}: service {entry.service!r}: is one of {', '.join(WORKERS)}")
+    if not 0 < entry.count <= MAX_WORKERS:
+        raise ConfigError(f"{file}: count {entry.count} of {entry.model or 'pulled'}: is 1 to {MAX_WORKERS}")
+
+
+def _check_pulled(file: Path, written: WrittenPlan, pulled: WrittenPulled) -> None:
+    if not pulled.models or not pulled.worker:
+        raise ConfigError(f'{file}: pulled: give models, as ["org/*"], and at least one [[pulled.worker]]')
+    if not 0 < written.max_loaded <= MAX_WORKERS:
+        raise ConfigError(f"{file}: max_loaded: with pulled models 1 to {MAX_WORKERS}, which are loaded at once")
+    for entry in pulled.worker:
+        _check_entry(file, entry)
+    named = [entry.model or str(entry.options.get("model", "")) for entry in pulled.worker]
+    if any(named):
+        raise ConfigError(
+            f"{file}: pulled.worker: leave model {next(filter(None, named))!r} out: it is each one of models"
+        )
 
 
 def _worker(written: WrittenPlan, entry: WrittenWorker, number: int, folder: Path) -> HostedWorker:

@@ -77,7 +77,7 @@ def welcome(
     )
     each_has += " for each" if len(settings.folders) > 1 else ""
     lines = [
-        f"\nBaton serves {', '.join(settings.folders)} at {url} ({seconds:.1f} s): {each_has}, "
+        f"\nBaton serves {', '.join((*settings.folders, *settings.patterns))} at {url} ({seconds:.1f} s): {each_has}, "
         f"transport {settings.kv_transport}, logs in {data / 'logs'}",
         *(line for each in models for line in _of_note(each)),
         f"\n  {_first_request(settings, url, data, model, can_chat=can_chat)}\n",

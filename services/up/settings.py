@@ -6,9 +6,9 @@ import secrets
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from common.settings import AUTO, AUTO_BELOW_0, ROOT, ConfigError, Form
 from modelfiles.pooling import is_pooled
@@ -99,6 +99,12 @@ class UpSettings(GatewaySettings, WorkerOptions, PlannerOptions):
     )
     data_dir: Path = Field(Path(".baton"), description="where logs and server data go")
 
+    @model_validator(mode="after")
+    def _patterns_are_bounded(self) -> Self:
+        if self.patterns and not self.max_loaded:
+            raise ConfigError(f"--model {self.patterns[0]}: give --max-loaded, how many models may be loaded at once")
+        return self
+
     def shared_out(self) -> UpSettings:
         """Decide what was left open: prefill workers, their threads and host memory, ports (0: a free one), a key.
 
@@ -147,6 +153,11 @@ class UpSettings(GatewaySettings, WorkerOptions, PlannerOptions):
         return {name: folder for name, folder in self.folders.items() if is_pooled(folder)}
 
     @property
+    def slots(self) -> int:
+        """Sets of workers for models that are pulled later: as many as may be loaded at once."""
+        return self.max_loaded if self.patterns else 0
+
+    @property
     def workers(self) -> int:
         """The number of workers of all models. Needs known numbers: see `shared_out`."""
         return len(self.widths)
@@ -167,7 +178,7 @@ class UpSettings(GatewaySettings, WorkerOptions, PlannerOptions):
         return [width * depth for width, depth in zip(self.widths, self.depths, strict=True)]
 
     def _of_workers(self, counts: ByRole) -> list[int]:
-        models, pools = len(self.generating), len(self.pooling)
+        models, pools = len(self.generating) + self.slots, len(self.pooling)
         return counts.of_workers(prefill=self.prefill * models, decode=self.decode * models, pool=self.decode * pools)
 
 

@@ -18,7 +18,7 @@ from services.gateway.settings import GatewaySettings
 from services.host.child import Child, describe_exit, last_lines, why_ended
 from services.host.needs import bytes_of, can_sleep
 from services.host.nursery import Nursery
-from services.host.plan import HostedWorker, HostPlan, write_plan
+from services.host.plan import HostedWorker, HostPlan, PulledPlan, write_plan
 from services.planner.settings import PlannerSettings
 from services.runtime.loading import as_environment
 from services.runtime.names import TAG, made_up, made_up_tag
@@ -214,8 +214,10 @@ class Stack:
             children.append(Child(name=name, service=member.role, settings=variables, log_file=log_file, bear=bear))
         if hosted:
             forks = settings.processor == "cpu"
+            slots = [hosted.pop(name) for name in slots_of(settings)]
             plan = HostPlan(
                 models=hosted,
+                pulled=PulledPlan(patterns=settings.patterns, slots=slots) if slots else None,
                 max_loaded=settings.max_loaded,
                 drain_s=settings.drain_s,
                 forks=forks,
@@ -282,7 +284,7 @@ class Stack:
 
 def members_of(settings: UpSettings, tag: str) -> dict[str, Member]:
     """The services by their local names; names on the bus add host and tag."""
-    models = len(settings.generating)
+    models = len(settings.generating) + settings.slots
     roles: dict[str, Role] = {f"prefill-{index}": "prefill" for index in range(settings.prefill * models)}
     roles |= {f"decode-{index}": "decode" for index in range(settings.decode * models)}
     roles |= {f"pool-{index}": "pool" for index in range(settings.decode * len(settings.pooling))}
@@ -298,15 +300,21 @@ def members_of(settings: UpSettings, tag: str) -> dict[str, Member]:
 
 def models_of_workers(settings: UpSettings) -> list[tuple[str, Path]]:
     """Name and folder of each worker's model, in the order of `members_of`: a role's workers are dealt out in turn."""
+    generating = settings.generating | dict.fromkeys(slots_of(settings), Path())
     return [
         (name, folder)
         for count, models in (
-            (settings.prefill, settings.generating),
-            (settings.decode, settings.generating),
+            (settings.prefill, generating),
+            (settings.decode, generating),
             (settings.decode, settings.pooling),
         )
         for name, folder in list(models.items()) * count
     ]
+
+
+def slots_of(settings: UpSettings) -> list[str]:
+    """Names of the sets of workers that models have which are pulled later."""
+    return [f"*{number}" for number in range(settings.slots)]
 
 
 def tag_of(folder: Path) -> str:

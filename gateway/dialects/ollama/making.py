@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, StrictBool, StrictStr, model_validator
 
 from common.errors import InvalidRequestError, ServingError
-from gateway.answers.catalogue import LATEST
+from gateway.answers.catalogue import LATEST, of_hub
 from gateway.answers.changes import MadeAliases, ModelFiles
 from gateway.answers.start import Answers
 from gateway.dialects.dialect import Asked
@@ -28,7 +31,8 @@ audit = logging.getLogger("baton.audit")
 
 DONE = {"status": "success"}
 MAX_MESSAGES = 64
-HUB_PREFIXES = ("hf.co/", "huggingface.co/")
+OFFER_S, LOOK_EACH_S = 10.0, 0.05
+NOT_OFFERED = "no host offers {name} yet: their logs say why (host.model_refused), or they have another cache"
 NO_FILES = "this gateway keeps no models' files: `baton pull` fetches them on the machine of the workers"
 NO_ALIASES = "this gateway can't keep names: it has no NATS with a disk"
 
@@ -111,11 +115,11 @@ class Pull:
     body = PullRequest
 
     async def answer(self, body: PullRequest, answers: Answers, asked: Asked) -> Any:
-        name = _of_hub(body.model)
+        name = of_hub(body.model)
         if body.model in answers.catalogue or name in answers.catalogue:
             return Content(body=line(DONE), media_type=LINES) if body.stream else DONE
         _check_admin(asked)
-        steps = _files(answers).fetch(name)
+        steps = _until_served(_files(answers).fetch(name), name, answers)
         first = await anext(steps)  # a name that can't be one has a status of its own
         _audit(asked, "models.pulled", name)
         if body.stream:
@@ -161,10 +165,12 @@ class Delete:
         name = next((each for each in (body.model, _plain(body.model)) if made is not None and each in made), "")
         if made is not None and name:
             await made.drop(name)
+        elif answers.catalogue.own_name(body.model) in answers.catalogue.came:
+            await _removed(answers, answers.catalogue.own_name(body.model))
         elif body.model in answers.catalogue:
             raise ConflictError(f"{body.model!r} is served: stop its workers first, or unload it with keep_alive 0")
         else:
-            await _removed(answers, _of_hub(body.model))
+            await _removed(answers, of_hub(body.model))
         _audit(asked, "models.deleted", body.model)
 
 
@@ -179,6 +185,20 @@ async def _removed(answers: Answers, name: str) -> None:
         if error.code != "not_found":
             raise
         raise ModelNotFoundError(error.message, param="model") from None
+
+
+async def _until_served(steps: AsyncGenerator[Json, None], name: str, answers: Answers) -> AsyncGenerator[Json, None]:
+    """The steps of a download, of which the last one comes when requests may name the model, if hosts load such ones."""
+    async with aclosing(steps):
+        async for step in steps:
+            if step == DONE and answers.catalogue.may_come(name):
+                yield {"status": "waiting for a host to offer it"}
+                give_up_at = time.monotonic() + OFFER_S
+                while name not in answers.catalogue and time.monotonic() < give_up_at:
+                    await asyncio.sleep(LOOK_EACH_S)
+                if name not in answers.catalogue:
+                    yield {"status": NOT_OFFERED.format(name=name)}
+            yield step
 
 
 async def _lines(first: Json, steps: AsyncGenerator[Json, None]) -> AsyncGenerator[bytes, None]:
@@ -212,13 +232,6 @@ def _files(answers: Answers) -> ModelFiles:
 
 def _plain(name: str) -> str:
     return name.removesuffix(LATEST)
-
-
-def _of_hub(name: str) -> str:
-    """A name as `baton pull` takes it, of Ollama's `hf.co/org/name:Q4_K_M`."""
-    for prefix in HUB_PREFIXES:
-        name = name.removeprefix(prefix)
-    return _plain(name)
 
 
 def _audit(asked: Asked, event: str, name: str, **what: Any) -> None:

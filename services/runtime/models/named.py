@@ -33,6 +33,9 @@ class _Several(Protocol):
     @property
     def folders(self) -> dict[str, Path]: ...
 
+    @property
+    def patterns(self) -> tuple[str, ...]: ...
+
     def model_copy(self, *, update: Mapping[str, Any]) -> Self: ...
 
 
@@ -42,7 +45,8 @@ S = TypeVar("S", bound=_Several)
 def all_brought(settings: S, say: Say, *, text_alone: bool) -> S:
     """The settings with each named model's files, fetched if they are missing. Raises ConfigError."""
     folders = {name: brought(folder, say, text_alone=text_alone) for name, folder in settings.folders.items()}
-    served = ",".join(f"{name}={folder}" for name, folder in folders.items()) if settings.served_models else ""
+    named = [f"{name}={folder}" for name, folder in folders.items()] + [f"{name}=*" for name in settings.patterns]
+    served = ",".join(named) if settings.served_models else ""
     return settings.model_copy(update={"model": next(iter(folders.values())), "served_models": served})
 
 

@@ -286,3 +286,12 @@ def test_a_difference_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     here.agreement.tell()
     logged = [(record.msg, record.__dict__["worker"], record.__dict__.get("what")) for record in caplog.records]
     assert [entry for entry in logged if entry[0] == "worker.refused"] == [("worker.refused", "d1", "tokenizer")] * 2
+
+
+def test_workers_of_a_model_that_came_later_get_work_until_it_goes() -> None:
+    here = Here(a_worker("d0", "decode"), a_worker("d1", "decode", model="later", model_fingerprint="its"))
+    assert (here.ready(), here.agreement.weights("later")) == (["d0"], "")
+    here.agreement.add("later", Own(tokenizer="tokenizer"))
+    assert (here.ready(), here.agreement.weights("later")) == (["d0", "d1"], "its")
+    here.agreement.drop("later")
+    assert (here.ready(), here.agreement.weights("later")) == (["d0"], "")

@@ -7,6 +7,7 @@ import pytest
 from common.messages import WorkerState
 from gateway.answers.catalogue import Catalogue
 from gateway.answers.tokenizer import ChatTokenizer
+from gateway.tenants.shares import Share
 from tests.fakes.workers import a_worker
 
 
@@ -72,3 +73,22 @@ def test_a_model_without_decode_workers_is_known_and_not_ready(catalogue: Catalo
     small = catalogue.find("small")
     assert small is not None
     assert small.is_ready
+
+
+def test_a_model_that_comes_later_has_all_its_names_and_leaves_none(fleet: Fleet, tokenizer: ChatTokenizer) -> None:
+    catalogue = Catalogue({"small": tokenizer}, fleet, {"chat": "small"}, patterns=["org/*"])
+    catalogue.take_aliases({"mine": [Share(model="org/a:Q4_K_M", percent=100.0)]})
+    assert [catalogue.may_come(name) for name in ("org/a:Q4_K_M", "other/a", "small")] == [True, False, False]
+    assert "mine" not in catalogue
+    catalogue.add("org/a:Q4_K_M", tokenizer)
+    for name in ("org/a:Q4_K_M", "hf.co/org/a:Q4_K_M", "org/a", "hf.co/org/a:latest", "mine"):
+        assert catalogue.own_name(name) == "org/a:Q4_K_M"
+    assert catalogue.own_name("") == "small"
+    assert list(catalogue) == ["small", "org/a:Q4_K_M", "chat", "mine"]
+    catalogue.add("org/a:Q8_0", tokenizer)
+    assert "org/a" not in catalogue  # which of the two?
+    catalogue.drop("org/a:Q8_0")
+    catalogue.drop("org/a:Q4_K_M")
+    assert list(catalogue) == ["small", "chat"]
+    assert "hf.co/org/a:Q4_K_M" not in catalogue
+    assert catalogue.labels == ["small", "org/a:Q4_K_M", "org/a:Q8_0"]  # their counts go on

@@ -75,9 +75,35 @@ def test_a_hosts_file_names_its_workers_and_their_settings(tmp_path: Path) -> No
     assert (tmp_path / "logs").is_dir()
 
 
+PULLED = (
+    'name = "h"\nmax_loaded = 2\n[pulled]\nmodels = ["org/*"]\n[[pulled.worker]]\nservice = "decode"\n'
+    '[[pulled.worker]]\nservice = "prefill"\noptions = { device = "fake" }\n'
+)
+
+
+def test_a_hosts_file_has_slots_of_workers_for_models_that_are_pulled(tmp_path: Path) -> None:
+    file = tmp_path / "host.toml"
+    file.write_text(PULLED + '[[worker]]\nmodel = "m"\noptions = { model = "demo" }\n')
+    _, plan = read_written(file)
+    assert plan.pulled is not None
+    assert plan.pulled.patterns == ("org/*",)
+    assert [[worker.id for worker in slot] for slot in plan.pulled.slots] == [
+        ["h-decode-1", "h-prefill-2"],
+        ["h-decode-3", "h-prefill-4"],
+    ]
+    assert plan.pulled.slots[1][1].variables["BATON_DEVICE"] == "fake"
+    assert list(plan.models) == ["m"]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        (PULLED.replace("max_loaded = 2\n", ""), "max_loaded: with pulled models 1 to 64"),
+        (PULLED.replace('"org/*"', ""), "pulled: give models"),
+        (PULLED.replace('"decode"', '"decode"\nmodel = "m"'), "pulled.worker: leave model 'm' out"),
+        (PULLED.replace("{ device", '{ model = "demo", device'), "pulled.worker: leave model 'demo' out"),
+        (PULLED.replace("device", "devices"), "has no setting 'devices'"),
+        (PLAN.replace('model = "m"\n', ""), "worker: a decode has no model"),
         ('name = "a b"\nworker = []\n', "'a b' is not a valid id"),
         ('name = "h"\nworker = []\n', "worker: name at least one"),
         (PLAN.replace("decode", "gateway"), "service 'gateway': is one of prefill, decode, worker"),

@@ -9,6 +9,7 @@ import pytest
 from common.settings import ROOT, ConfigError
 from services.gateway.settings import GatewaySettings
 from services.runtime.loading import load_settings
+from services.runtime.models.named import all_brought
 from services.up.settings import UpSettings
 from services.up.stack import members_of, models_of_workers
 
@@ -66,3 +67,36 @@ def test_each_model_has_workers_of_both_roles() -> None:
 def test_processors_are_shared_out_among_the_workers_of_all_models() -> None:
     alone, both = up("--model", "a=demo"), up("--model", "a=demo", "--model", "b=demo")
     assert both.threads == max(1, alone.threads // 2)
+
+
+PULLING = ("--model", "a=demo", "--model", "org/*", "--keep-alive", "5m")
+
+
+def test_a_pattern_of_names_gets_as_many_sets_of_workers_as_are_loaded_at_once() -> None:
+    settings = up(*PULLING, "--model", "s3://models/*", "--max-loaded", "2", "--prefill", "1")
+    assert settings.patterns == ("org/*", "s3://models/*")
+    assert list(_found(settings)) == ["a"]
+    workers = [name for name, member in members_of(settings, "tag").items() if member.role in ("prefill", "decode")]
+    models = [name for name, _ in models_of_workers(settings)]
+    assert list(zip(workers, models, strict=True)) == [
+        *(("prefill-0", "a"), ("prefill-1", "*0"), ("prefill-2", "*1")),
+        *(("decode-0", "a"), ("decode-1", "*0"), ("decode-2", "*1")),
+    ]
+    assert len(settings.widths) == 6
+    kept = all_brought(settings, print, text_alone=True)
+    assert (kept.patterns, _found(kept)) == (settings.patterns, _found(settings))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--model", "org/*", "--keep-alive", "5m", "--max-loaded", "1"), "name one that is here, too"),
+        (PULLING[:4], r"--model org/\*: such models are loaded on demand: give --keep-alive"),
+        (PULLING, r"--model org/\*: give --max-loaded"),
+        (("--served-models", "a=demo,org=*"), "a pattern of names has"),
+        (("--served-models", "a=demo,org/*=demo"), "a pattern of names has"),
+    ],
+)
+def test_a_pattern_without_its_bounds_is_refused_with_the_remedy(arguments: tuple[str, ...], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        up(*arguments)

@@ -391,3 +391,16 @@ async def test_the_bus_brings_it_all(gateway: Gateway) -> None:
     assert p0.told(Received)
     await gateway.requests.close()
     assert not list(gateway.requests.keeping.background)
+
+
+async def test_a_job_in_the_queue_of_a_name_that_has_another_model_now_goes_elsewhere(gateway: Gateway) -> None:
+    p0, p1, _ = await gateway.fleet()
+    request = await gateway.submit(model_fingerprint="m")
+    assert request.state.assigned == "p0"
+    await p0.die()
+    again = await gateway.worker("p0", "prefill", incarnation=2, model="other", model_fingerprint="other")
+    reply = await again.claim(request, attempt=1)
+    assert not reply.granted
+    await gateway.idle()
+    assert request.state.assigned == "p1"
+    assert (await p1.claim(request)).granted

@@ -1,0 +1,121 @@
+"""Models that are pulled while Baton runs, and served without a restart: a stand-in of the hub, separate processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.stack import PATIENCE_S, ROOT, Up, up
+from tests.hub import Hub, hub_served
+from tests.models import build_tiny_model
+from tests.reference import greedy_tokens
+
+TOKENS = 16
+PROMPT = [7, 11, 13, 17, 19, 23] * 6
+NAMES = ("org/llama", "org/qwen")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    return {
+        "org/llama": build_tiny_model(folder / "llama", "llama"),
+        "org/qwen": build_tiny_model(folder / "qwen", "qwen3", seed=1),
+    }
+
+
+@contextlib.asynccontextmanager
+async def serving(hub: Hub, folder: Path, *options: str) -> AsyncIterator[tuple[Up, httpx.AsyncClient]]:
+    """A `baton up` of the demo that serves what is pulled of `org` as well."""
+    own = {"HF_HUB_CACHE": str(folder / "cache"), "HF_HOME": str(folder / "home"), "HF_ENDPOINT": hub.url}
+    named = ("--model", f"demo={ROOT / 'demo'}", "--model", "org/*", "--prefill", "0")
+    async with (
+        up(None, folder / "data", *named, *options, **own) as stack,
+        httpx.AsyncClient(base_url=stack.url, timeout=PATIENCE_S) as client,
+    ):
+        await stack.says("Baton serves demo, org/*")
+        key = (folder / "data" / "users" / "admin.key").read_text().strip()
+        client.headers["authorization"] = f"Bearer {key}"
+        yield stack, client
+
+
+def put(hub: Hub, name: str, folder: Path) -> None:
+    hub.add(name, {file.name: file.read_bytes() for file in folder.iterdir()})
+
+
+async def pull(client: httpx.AsyncClient, name: str) -> list[dict[str, Any]]:
+    answer = await client.post("/api/pull", json={"model": name})
+    assert answer.status_code == 200, answer.text
+    return [json.loads(line) for line in answer.text.splitlines()]
+
+
+async def tokens_of(client: httpx.AsyncClient, model: str) -> list[int]:
+    body = {"model": model, "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+    answer = await client.post("/v1/completions", json=body | {"return_token_ids": True})
+    assert answer.status_code == 200, answer.text
+    tokens: list[int] = answer.json()["choices"][0]["token_ids"]
+    return tokens
+
+
+async def names(client: httpx.AsyncClient) -> set[str]:
+    return {model["id"] for model in (await client.get("/v1/models")).json()["data"]}
+
+
+async def test_what_is_pulled_is_served_at_once_swapped_and_gone_when_it_is_deleted(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    with hub_served() as hub:
+        for name, folder in folders.items():
+            put(hub, name, folder)
+        hub.add("other/llama", {file.name: file.read_bytes() for file in folders["org/llama"].iterdir()})
+        async with serving(hub, tmp_path, "--keep-alive", "5m", "--max-loaded", "1") as (stack, client):
+            assert await names(client) == {"demo"}
+            unknown = await client.post("/api/chat", json={"model": "org/llama", "messages": []})
+            assert unknown.status_code == 404
+            for name in ("hf.co/org/llama:latest", "org/qwen"):
+                steps = await pull(client, name)
+                assert {"status": "waiting for a host to offer it"} in steps
+                assert steps[-1] == {"status": "success"}
+            assert await names(client) == {"demo", *NAMES}
+            assert stack.children("services.decode") == []
+            expected = {name: greedy_tokens(folder, [PROMPT], TOKENS)[0] for name, folder in folders.items()}
+            assert expected["org/llama"] != expected["org/qwen"]
+            for name in (*NAMES, NAMES[0]):  # one place: each drives the other out
+                assert await tokens_of(client, name) == expected[name]
+            said = [{"role": "user", "content": "Hello"}]
+            body = {"model": "hf.co/org/llama", "messages": said, "stream": False, "options": {"num_predict": 4}}
+            chat = await client.post("/api/chat", json=body)
+            assert (chat.status_code, chat.json()["model"]) == (200, "hf.co/org/llama"), chat.text
+            metrics = (await client.get("/metrics")).text
+            assert 'baton_hosted_models{model_name="org/llama",status="ready"} 1.0' in metrics
+
+            busy = await client.request("DELETE", "/api/delete", json={"model": "org/llama"})
+            assert busy.status_code == 409
+            assert (await client.request("DELETE", "/api/delete", json={"model": "org/qwen"})).status_code == 200
+            async with asyncio.timeout(PATIENCE_S):
+                while "org/qwen" in await names(client):
+                    await asyncio.sleep(0.05)
+            assert (await pull(client, "other/llama"))[-1] == {"status": "success"}  # kept, and not served
+            assert await names(client) == {"demo", "org/llama"}
+
+
+@pytest.mark.long
+async def test_one_that_does_not_fit_says_what_it_needs_and_the_remedy(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    with hub_served() as hub:
+        put(hub, "org/llama", folders["org/llama"])
+        options = ("--keep-alive", "5m", "--max-loaded", "1", "--kv-memory-mb", str(1 << 24))
+        async with serving(hub, tmp_path, *options) as (_, client):
+            await pull(client, "org/llama")
+            answer = await client.post("/v1/completions", json={"model": "org/llama", "prompt": "a", "max_tokens": 1})
+            assert answer.status_code == 503
+            assert "needs 16384" in answer.text
+            assert "--kv-memory-mb" in answer.text
