@@ -119,7 +119,8 @@ def compiled(folder: Path) -> Path:
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         own = os.fstat(handle)
-        if own.st_uid not in (0, os.geteuid()) or own.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        is_own = own.st_uid in (0, os.geteuid()) and not own.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if not is_own and folder != FOLDER:  # who may write there may write the source, too
             raise OSError(errno.EPERM, "others may write there", str(folder))
         fcntl.flock(handle, fcntl.LOCK_EX)  # processes that start together compile once
         if not library.is_file():

@@ -130,6 +130,22 @@ def test_an_engine_has_them_before_its_first_request(dtype: str, calls: bool, mo
     assert bool(asked) == calls
 
 
+def test_an_image_s_source_may_belong_to_a_group(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = alone / "source"
+    source.mkdir()
+    source.chmod(0o775)
+    (source / "some.c").write_text("")
+    monkeypatch.setattr(native, "FOLDER", source)
+    program(alone, 'echo made > "$2"')
+    made = native.compiled(source)
+    assert made.parent == source
+    others_may_write(alone)
+    assert native.compiled(native.cache()) == made
+    made.unlink()
+    with pytest.raises(OSError, match="others may write there"):
+        native.compiled(native.cache())
+
+
 def test_what_was_compiled_is_kept(alone: Path) -> None:
     compiler = program(alone, 'echo made > "$2"')
     made = native.compiled(alone / "kernels")
