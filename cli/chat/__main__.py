@@ -6,7 +6,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import httpx
@@ -53,12 +53,15 @@ def chat(settings: ChatSettings, gateway: Gateway) -> int:
         return 0
 
 
-def talk_of(settings: ChatSettings, models: Mapping[str, bool]) -> Talk:
-    """A new conversation. `models`: names, and if each can chat. Raises ConfigError."""
-    talkers = [name for name, can_chat in models.items() if can_chat]
+def talk_of(settings: ChatSettings, models: Mapping[str, Collection[str]]) -> Talk:
+    """A new conversation. `models`: names, and each one's capabilities. Raises ConfigError."""
+    talkers = [name for name, able in models.items() if "chat" in able]
     model = settings.served_model_name or next(iter(talkers or models))
-    if not models.get(model, True):
+    able = models.get(model, ("chat",))
+    if "completion" in able and "chat" not in able:
         raise ConfigError(f"{model} has no chat template: it continues text, at /v1/completions, and can't chat")
+    if "chat" not in able:
+        raise ConfigError(f"{model} makes no text, and can't chat: it has {', '.join(able) or 'no capability'}")
     talk = Talk(model=model, models=talkers, system=settings.system)
     talk.option("temperature", TEMPERATURE)
     for pair in filter(None, NEXT_NAME.split(settings.set)):
@@ -177,12 +180,12 @@ def _results(turn: Turn, typed: Typed, shown: Screen) -> list[dict[str, Any]]:
     return messages
 
 
-def _models(client: httpx.Client) -> dict[str, bool]:
-    """Models, and if each can chat; servers that don't say are assumed to."""
+def _models(client: httpx.Client) -> dict[str, Collection[str]]:
+    """Models, and each one's capabilities; servers that don't say are assumed to chat."""
     response = client.get("/v1/models")
     if response.status_code != 200:
         raise ConfigError(f"{client.base_url}: {message_of(response.content)}")
-    found = {str(model["id"]): "chat" in model.get("capabilities", ("chat",)) for model in response.json()["data"]}
+    found = {str(model["id"]): model.get("capabilities", ("chat",)) for model in response.json()["data"]}
     if not found:
         raise ConfigError(f"{client.base_url} lists no model")
     return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -16,6 +18,11 @@ if TYPE_CHECKING:
 
 # In a pattern of names; as a folder, the models of a pattern.
 ANY = "*"
+
+
+def _are_named(models: Sequence[str]) -> bool:
+    """True for several models, a pattern, or NAME=FOLDER; an address may have a = of its own."""
+    return len(models) > 1 or any(ANY in each or re.match("(?![^=]*://)[^=]*=", each) for each in models)
 
 
 class ServedModelOptions(ModelSettings):
@@ -51,7 +58,7 @@ class ServedModelOptions(ModelSettings):
             return values
         models = entries(str(values.get("model", "")))
         patterns = [model for model in models if ANY in model and "=" not in model]
-        if (len(models) < 2 and not patterns) or Path(str(values["model"])).exists():
+        if not _are_named(models) or Path(str(values["model"])).exists():
             return values
         if len(models) == len(patterns):
             raise ConfigError(f"--model {patterns[0]}: names models that are pulled later: name one that is here, too")

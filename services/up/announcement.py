@@ -21,6 +21,7 @@ from services.up.settings import UpSettings
 KEY_FILE, ADMIN_FILE = "gateway.key", "admin.key"
 TOOLS = {
     "chat": "talk to it",
+    "embed": "vectors of a file's lines",
     "top": "workers and gateways, live",
     "trace": "where the time of a request went",
     "bench": "latencies and throughput under load",
@@ -71,14 +72,11 @@ def welcome(
     talkers = [str(model["id"]) for model in models if "chat" in model["capabilities"]]
     can_chat = bool(talkers) or not models  # without a key here the models can't be listed
     model = (talkers or list(settings.folders))[0]
-    tools = [(name, about) for name, about in TOOLS.items() if can_chat or name != "chat"]
-    each_has = (
-        f"{settings.prefill} prefill and {settings.decode} decode" if settings.generating else f"{settings.decode} pool"
-    )
-    each_has += " for each" if len(settings.folders) > 1 else ""
+    unused = {"chat": not can_chat, "embed": not settings.pooling, "bench": not settings.generating}
+    tools = [(name, about) for name, about in TOOLS.items() if not unused.get(name)]
     lines = [
-        f"\nBaton serves {', '.join((*settings.folders, *settings.patterns))} at {url} ({seconds:.1f} s): {each_has}, "
-        f"transport {settings.kv_transport}, logs in {data / 'logs'}",
+        f"\nBaton serves {', '.join((*settings.folders, *settings.patterns))} at {url} ({seconds:.1f} s): "
+        f"{', '.join(_workers(settings))}, transport {settings.kv_transport}, logs in {data / 'logs'}",
         *(line for each in models for line in _of_note(each)),
         f"\n  {_first_request(settings, url, data, model, can_chat=can_chat)}\n",
         *_doors(settings, url, data),
@@ -92,6 +90,14 @@ def welcome(
     if settings.tenants and not settings.keys:
         lines.append(f"\nKEY is a key of {settings.tenants}; the tools take it from BATON_API_KEY.")
     return "\n".join((*lines, "\nCtrl-C drains and stops everything."))
+
+
+def _workers(settings: UpSettings) -> Iterator[str]:
+    """The workers of each model that generates, and of each that doesn't."""
+    generating = f"{settings.prefill} prefill and {settings.decode} decode"
+    for models, has in ((settings.generating, generating), (settings.pooling, f"{settings.decode} pool")):
+        if models:
+            yield f"{has} for each of {len(models)}" if len(models) > 1 else has
 
 
 def _doors(settings: UpSettings, url: str, data: Path) -> Iterator[str]:

@@ -265,7 +265,7 @@ def test_retry_answers_the_same_question_again() -> None:
 
 def test_what_set_takes_is_an_option_of_the_command_too() -> None:
     def talk_with(*flags: str) -> Talk:
-        return talk_of(load_settings(ChatSettings, command="chat", arguments=flags, environment={}), {"m": True})
+        return talk_of(load_settings(ChatSettings, command="chat", arguments=flags, environment={}), {"m": ("chat",)})
 
     def options(*flags: str) -> dict[str, Any]:
         return talk_with(*flags).options

@@ -10,8 +10,10 @@ from common.settings import ROOT, ConfigError
 from services.gateway.settings import GatewaySettings
 from services.runtime.loading import load_settings
 from services.runtime.models.named import all_brought
+from services.up.announcement import welcome
 from services.up.settings import UpSettings
 from services.up.stack import members_of, models_of_workers
+from tests.pooling_models import build_pooling_model
 
 
 def up(*arguments: str) -> UpSettings:
@@ -37,6 +39,24 @@ def test_one_model_is_as_before(tmp_path: Path) -> None:
     folder.mkdir()
     assert _found(up("--model", str(folder))) == {"a,b": folder}
     assert _found(up("--model", "demo", "--served-model-name", "x")) == {"x": ROOT / "demo"}
+    assert _found(up("--model", "x=demo")) == {"x": ROOT / "demo"}
+    even = tmp_path / "a=b"
+    even.mkdir()
+    assert _found(up("--model", str(even))) == {"a=b": even}
+
+
+def test_the_welcome_counts_workers_of_each_model(tmp_path: Path) -> None:
+    pooled = build_pooling_model(tmp_path / "mini")
+    for models, told in (
+        (("demo",), ": 0 prefill and 1 decode, transport"),
+        ((f"mini={pooled}",), ": 1 pool, transport"),
+        (("demo", f"a={pooled}", f"b={pooled}"), ": 0 prefill and 1 decode, 1 pool for each of 2, transport"),
+        (("demo", "a=demo"), ": 0 prefill and 1 decode for each of 2, transport"),
+    ):
+        flags = [flag for model in models for flag in ("--model", model)]
+        said = welcome(up(*flags, "--prefill", "0"), "http://here", tmp_path, seconds=1.0)
+        assert told in said
+        assert ("baton embed" in said) == any(str(pooled) in model for model in models)
 
 
 @pytest.mark.parametrize(
