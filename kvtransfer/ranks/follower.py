@@ -61,7 +61,9 @@ async def _answer(follower: Follower, writer: asyncio.StreamWriter, head: bytes,
     try:
         answer = await follower.do(kind, peer, ms, lease, generation, payload)
         is_well = True
-    except (TransferError, ValueError, OSError, MemoryError, RuntimeError) as error:
+    except Exception as error:  # whatever it is: nobody bounds the leader's wait for what is written
+        if not isinstance(error, TransferError | ValueError | OSError | MemoryError | RuntimeError):
+            log.exception("ranks.call_failed")
         answer, is_well = (str(error) or type(error).__name__).encode(), False
     writer.write(ANSWER.pack(len(answer), number, is_well) + answer)
 

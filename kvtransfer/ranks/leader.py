@@ -27,6 +27,7 @@ from kvtransfer.transport import Link, ShareLink, TransferError, Transport
 log = logging.getLogger("baton.ranks")
 
 CALL_TIMEOUT_S = 10.0
+OPEN_S = 50.0  # more: a kernel that digests blocks may be compiled
 LOOK_S = 0.05
 
 
@@ -170,7 +171,7 @@ class RankedLink:
         pushes = [rank.push(self._peer, (lease_id, generation), moves, timeout_s) for rank in self._ranks]
         try:
             return added(await all_ended(pushes))
-        except TransferError:
+        except BaseException:  # given up, it may have ended one of the links
             self.failed = True
             raise
 
@@ -188,7 +189,7 @@ class FollowerRank:
         self._number, self._gone = number, gone
         self._calls: dict[int, asyncio.Future[bytes]] = {}
         self._last = 0
-        self._is_lost = False
+        self._is_lost = self._is_closed = False
         self.region: Region
         self._listening = asyncio.create_task(self._listen())
 
@@ -198,7 +199,7 @@ class FollowerRank:
     ) -> FollowerRank:
         """Have the rank share its pool. Raises TransferError."""
         follower = cls(await asyncio.open_connection(sock=channel), number, gone)
-        region = await follower.call(Call.OPEN, lease=(incarnation, 0))
+        region = await follower.call(Call.OPEN, lease=(incarnation, 0), timeout_s=OPEN_S)
         follower.region = msgspec.json.decode(region, type=Region)
         return follower
 
@@ -282,7 +283,8 @@ class FollowerRank:
                     answered.set_exception(TransferError(f"rank {self._number}: {payload.decode(errors='replace')}"))
         except (asyncio.IncompleteReadError, ConnectionError):
             self._is_lost = True
-            log.error("ranks.lost", extra={"rank": self._number})
+            if not self._is_closed:
+                log.error("ranks.lost", extra={"rank": self._number})
             await self._fail_all()
 
     async def _fail_all(self) -> None:
@@ -296,5 +298,6 @@ class FollowerRank:
 
     async def close(self) -> None:
         """End the channel: the rank finishes its writes, and closes its transport."""
+        self._is_closed = True
         self._writer.close()
         await asyncio.wait([self._listening], timeout=CALL_TIMEOUT_S)

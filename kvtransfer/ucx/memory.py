@@ -67,6 +67,7 @@ class PoolMemory(Protocol):
     slot_bytes: int  # whole blocks, at least one
     min_piece_bytes: int  # below this a message's fixed cost dominates
     hold_s: float  # longest time that moving blocks may hold the event loop
+    has_shares: bool  # it packs and unpacks parts of blocks
 
     async def slots(self, count: int, num_bytes: int) -> list[Slot]:
         """`count` slots, to be given back with `keep`. Raises MemoryError."""
@@ -109,6 +110,7 @@ class HostMemory:
 
     min_piece_bytes = 1 << 20
     hold_s = 0.0
+    has_shares = True
 
     def __init__(self, pool: torch.Tensor, layout: KVLayout) -> None:
         self.lanes = lane_view(pool)
@@ -188,6 +190,7 @@ class DeviceMemory:
 
     min_piece_bytes = 8 << 20  # a run of 32 MiB: 126 GB/s; with 2 MiB 83
     hold_s = 0.0005
+    has_shares = False
 
     def __init__(self, pool: torch.Tensor, layout: KVLayout) -> None:
         self._pool = pool

@@ -77,7 +77,7 @@ class UcxTransport:
             "port": str(self._listener.port),
             "token": self._token.hex(),
             "protocol": PROTOCOL,
-            "shares": "" if pool.is_cuda else "1",
+            "shares": "1" if self._pool.has_shares else "",
             "reach": this_host() if self._host in LOOPBACK else "",
         }
         return Region(transport=self.name, incarnation=incarnation, layout=layout, address=address)
@@ -87,8 +87,10 @@ class UcxTransport:
         return await self._connect(region, None)
 
     async def connect_share(self, region: Region, share: Share) -> ShareLink:
-        if not region.address.get("shares"):
-            raise TransferError("the peer's release takes whole blocks alone: upgrade it, or give both ends one width")
+        if not region.address.get("shares") or (self._pool is not None and not self._pool.has_shares):
+            raise TransferError(
+                "shares of blocks move between hosts' memory alone, to releases that know them: give both ends one width"
+            )
         return await self._connect(region, share)
 
     async def _connect(self, region: Region, share: Share | None) -> UcxLink:

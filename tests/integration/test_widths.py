@@ -6,6 +6,7 @@ import asyncio
 import mmap
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,11 +14,13 @@ import pytest
 import torch
 
 from kvtransfer.liveness import SHM_FOLDER
-from kvtransfer.transport import TransferError
+from kvtransfer.ranks.follower import follow
+from kvtransfer.ranks.leader import FollowerRank
+from kvtransfer.transport import TransferError, open_transport
 from tests.integration.kv_peers import BOUND_S
-from tests.integration.kv_ranks import running
+from tests.integration.kv_ranks import new_pool, running
 from tests.needs import needs
-from tests.unit.kvtransfer.widths import MODELS
+from tests.unit.kvtransfer.widths import MODELS, ranks_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # UCX belongs to one event loop
 
@@ -85,6 +88,53 @@ async def test_the_push_of_a_rank_that_dies_in_the_middle_fails_once_nobody_writ
         assert not receiver.transport.writer_gone(sender.region)  # the first rank lives
         await sender.transport.close()
         assert receiver.transport.writer_gone(sender.region.public)
+
+
+async def test_a_link_whose_push_was_given_up_is_opened_again() -> None:
+    """A push over UCX that is given up ends its link, and the next one to this peer would fail for it."""
+    async with running("shm", "heads", 2, filled=True) as sender, running("shm", "heads", 1) as receiver:
+        link = await sender.transport.connect(receiver.region)
+        [process] = sender.further
+        await stop(process.pid)
+        pushing = asyncio.create_task(sender.hand_over(receiver))
+        await asyncio.sleep(0.2)
+        pushing.cancel()
+        os.kill(process.pid, signal.SIGCONT)
+        async with asyncio.timeout(BOUND_S):
+            with pytest.raises(asyncio.CancelledError):
+                await pushing
+        assert await sender.transport.connect(receiver.region) is not link
+        digests = await sender.hand_over(receiver, (2, 8))
+        assert digests == await receiver.transport.digests(receiver.blocks)
+
+
+@pytest.mark.parametrize("dies", [True, False])
+async def test_only_a_rank_that_was_not_told_to_leave_is_lost(dies: bool, caplog: pytest.LogCaptureFixture) -> None:
+    async with running("shm", "heads", 2) as worker:
+        if dies:
+            worker.further[0].kill()
+            async with asyncio.timeout(BOUND_S):
+                with pytest.raises(TransferError, match="rank 1 is gone"):
+                    await worker.transport.digests(worker.blocks)
+    assert [record.msg for record in caplog.records if record.name == "baton.ranks"] == ["ranks.lost"] * dies
+
+
+async def test_a_call_that_fails_in_any_way_is_answered() -> None:
+    """Nobody bounds the wait for what a rank writes, so an answer that never comes would hold blocks for ever."""
+
+    def fails(question: bytes) -> bytes:
+        raise KeyError("nobody thought of it")
+
+    ours, its = socket.socketpair()
+    transport, layout = open_transport("shm"), ranks_of(MODELS["heads"], 1)[0]
+    pool = new_pool(transport, layout, "")
+    following = asyncio.create_task(follow(its, transport, pool, layout, 1, fails))
+    rank = await FollowerRank.open(ours, 1, 7, lambda region: True)
+    async with asyncio.timeout(BOUND_S):
+        with pytest.raises(TransferError, match="rank 1: 'nobody thought of it'"):
+            await rank.below([b"?"])
+        await rank.close()
+        await following
 
 
 async def stop(pid: int) -> None:

@@ -11,6 +11,7 @@ from itertools import chain
 from common.blocks import DIGEST_BYTES, unpack_tokens
 from common.messages import Ack, PullBlocks, PullReply, StopPull
 from engine.cache.block_pool import BlockPool
+from kvtransfer.plan import blocks_per_entry
 from kvtransfer.sender import Run
 from kvtransfer.transport import TransferError, Transfers, push_run
 from worker.identity import Identity
@@ -97,7 +98,8 @@ class Lender:
             if count <= message.first_block:
                 return NOTHING
             cargo = cargo_of(pool, count * pool.block_size)
-            items = cargo.lacking([message.first_block, *[0] * (len(found) - 1)])
+            wanted = cargo.of_blocks(blocks_per_entry(message.region.layout))  # a peer's width may differ
+            items = wanted.lacking([message.first_block, *[0] * (len(found) - 1)])
             if len(items) > len(targets):
                 return NOTHING
             tables = [[()] * part.first + entries for part, entries in zip(cargo.groups, found, strict=True)]
