@@ -22,7 +22,7 @@ async def main(name: str, model: str, width: int, rank: int, filled: bool) -> No
     torch.set_num_threads(1)
     transport, layout = open_transport(name), ranks_of(MODELS[model], width)[rank]
     pool = new_pool(transport, layout, model if filled else "")
-    await follow(socket.socket(fileno=0), transport, pool, layout, rank, SharesBelow(pool, layout).answer)
+    await follow(socket.socket(fileno=0), transport, pool, layout, rank, SharesBelow(pool, layout, rank).answer)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ class Disk:
             files = KVFiles.claim(settings.directory, layout)
             found = files.scan()
             if ask is not None:
-                common = common_files(ask, settings.directory, found)
+                common = common_files(ask, files.folder, found)
                 files.remove((digest, stored) for digest, stored in found.items() if digest not in common)
                 found = common
             blocks = FileBlocks(settings.num_bytes // (1 if ask is None else 1 + ask.num_ranks), found)

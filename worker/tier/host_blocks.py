@@ -151,7 +151,7 @@ class HostBlocks:
             self._second_sight.left(digest)
 
     def admits(self, digest: bytes, *, was_found: bool, num_slots: int = 1) -> bool:
-        """True if so many slots may be a block's."""
+        """True if a block may have slots; `num_slots`: those that it takes, and those on their way to others."""
         seen = self._second_sight
         if seen is None or was_found or seen.admits(digest) or digest in self._blocks:
             return True

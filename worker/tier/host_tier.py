@@ -134,11 +134,11 @@ class HostTier:
 
     def _reserved(self, digest: bytes) -> Store | None:
         """Slots for the groups' entries of a block that the tier lacks."""
-        entries, known = self._pool.entries_of(digest), self.blocks.get(digest)
-        was_found = self._pool.was_found(digest)
+        entries, known, was_found = self._pool.entries_of(digest), self.blocks.get(digest), self._pool.was_found(digest)
         lacking = {number: entry for number, entry in entries.items() if not self.blocks.has(number, digest)}
         sizes = {number: len(entry) for number, entry in lacking.items()}
-        num_slots = sum(sizes.values())
+        claimed_late = self._storing.values() if self._memory.store.is_shared else ()  # by the thread that copies
+        num_slots = sum(sizes.values()) + sum(store.write.num_slots for store in claimed_late)
         if 0 not in entries or not self.blocks.admits(digest, was_found=was_found, num_slots=num_slots) or not lacking:
             return None
         if known is not None:

@@ -23,6 +23,7 @@ from common.pages import KVLayout
 
 # Time for which a folder that no process has is kept: a model that shares the directory may be down, or a worker restart.
 GRACE_S = 86_400.0
+LEAVE_S, LOOK_S = 15.0, 0.05  # bound on the end of a killed worker's ranks
 MAGIC = b"BatonKV1"
 MOST_HEADER_BYTES = 65_536
 MOST_WORKERS = 1_024  # share a directory and a layout
@@ -76,8 +77,25 @@ class KVFiles:
         if own is None:
             raise OSError(f"{directory} has no folder left for another worker")
         for other in directory.glob(f"{PREFIX}*"):
-            if other != own[0] and other.is_dir() and time.time() - _changed_at(other) > GRACE_S:
+            is_ours = other == own[0] or other.name.startswith(f"{own[0].name}-")  # a further rank's beside it
+            if not is_ours and other.is_dir() and time.time() - _changed_at(other) > GRACE_S:
                 _empty(other)
+        os.utime(own[1])
+        return cls(*own, layout.block_bytes)
+
+    @classmethod
+    def claim_beside(cls, first: Path, layout: KVLayout, rank: int) -> KVFiles:
+        """Take the folder of a worker's further rank, whose first rank has that one. Raises OSError.
+
+        Nobody else takes it while the first rank's is ours. A rank of a killed worker may still have it, and leaves within
+        seconds: with another folder, none of the worker's files would be complete.
+        """
+        folder = first.with_name(f"{first.name}-{rank}-{_tag_of(layout)}")
+        give_up_at = time.monotonic() + LEAVE_S
+        while (own := _claimed(folder)) is None:
+            if time.monotonic() > give_up_at:
+                raise OSError(f"{folder} is taken by another process")
+            time.sleep(LOOK_S)
         os.utime(own[1])
         return cls(*own, layout.block_bytes)
 

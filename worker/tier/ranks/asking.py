@@ -131,11 +131,11 @@ def _well(answer: bytes) -> int:
     return len(answer.partition(b"\0")[0])
 
 
-def common_files(ask: Ask, directory: Path, found: Mapping[bytes, Stored]) -> dict[bytes, Stored]:
-    """Have all ranks claim a folder; of the files in ours return those that all have, and remove theirs that are none."""
+def common_files(ask: Ask, folder: Path, found: Mapping[bytes, Stored]) -> dict[bytes, Stored]:
+    """Have all ranks claim theirs beside our folder; of our files return those that all have, and remove theirs that are none."""
     theirs = [
         {each.digest: frozenset(each.numbers) for each in msgspec.msgpack.decode(answer, type=list[File])}
-        for answer in ask([TakeFolder(str(directory))])()
+        for answer in ask([TakeFolder(str(folder))])()
     ]
     kept = {
         digest: stored

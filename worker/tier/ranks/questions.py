@@ -26,9 +26,9 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class TakeFolder(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """TakeFolder a folder. The answer: the files in it, `list[File]`."""
+    """Claim this rank's folder beside the first one's. The answer: the files in it, `list[File]`."""
 
-    directory: str
+    folder: str  # the first rank's
 
 
 class File(msgspec.Struct, frozen=True, array_like=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Lock
 
 import msgspec
 import torch
@@ -19,9 +20,10 @@ from worker.tier.ranks.questions import QUESTIONS, Entries, File, Load, Read, St
 class SharesBelow:
     """A further rank's shares below its pool. The first rank's threads ask, each one question at a time."""
 
-    def __init__(self, kv: torch.Tensor, layout: KVLayout) -> None:
-        self._kv, self._layout = kv, layout
+    def __init__(self, kv: torch.Tensor, layout: KVLayout, rank: int) -> None:
+        self._kv, self._layout, self._rank = kv, layout, rank
         self._memory: HostMemory | None = None
+        self._taking = Lock()  # held while that comes
         self._files: KVFiles | None = None
         self._stored: dict[bytes, Stored] = {}
 
@@ -33,7 +35,7 @@ class SharesBelow:
             case Load():
                 return self._memory_of(asked).load(asked.slots, asked.blocks)
             case TakeFolder():
-                self._files = KVFiles.claim(Path(asked.directory), self._layout)
+                self._files = KVFiles.claim_beside(Path(asked.folder), self._layout, self._rank)
                 self._stored = self._files.scan()
                 found = [File(digest, [*each.numbers]) for digest, each in self._stored.items()]
                 return msgspec.msgpack.encode(found)
@@ -43,8 +45,9 @@ class SharesBelow:
                 return self._read(asked)
 
     def _memory_of(self, asked: Store | Load | Write | Read) -> HostMemory:
-        if self._memory is None:
-            self._memory = HostMemory(self._kv, self._layout, PrivateStore(asked.num_slots))
+        with self._taking:  # threads of copies and of files may both ask first
+            if self._memory is None:
+                self._memory = HostMemory(self._kv, self._layout, PrivateStore(asked.num_slots))
         blocks = asked.blocks if isinstance(asked, Store | Load) else []
         slots = asked.slots if isinstance(asked, Store | Load) else _slots_of(asked.files)
         for number, count in ((blocks, len(self._kv)), (slots, self._memory.store.num_slots)):

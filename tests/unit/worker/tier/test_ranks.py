@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,10 +22,12 @@ from tests.unit.engine import hybrid_windows
 from tests.unit.engine.families.catalogue import CASES
 from tests.unit.engine.ranks import engine_of_ranks, threads_of
 from tests.unit.worker.tier.serving import BLOCK, LENGTH, MODELS, NUM_PROMPTS, Server, ask
+from worker.tier import kv_files
 from worker.tier.copier import Copies
 from worker.tier.disk import Disk
 from worker.tier.file_tier import FileTier
 from worker.tier.host_memory import HostMemory
+from worker.tier.ranks import share
 from worker.tier.ranks.asking import FurtherFiles, FurtherMemory
 from worker.tier.ranks.questions import Question, Store
 from worker.tier.ranks.share import SharesBelow
@@ -61,7 +67,8 @@ class WideServer(Server):
             count = 2 * (held_at_most(groups.groups, -(-LENGTH // block)) + groups.fixed)
             engine = engine_of_ranks(config.with_pool(count, block), size)
         super().__init__(engine, slots_of_pool=4 if directory is None else 1)
-        self.further = [SharesBelow(each.kv, each.layout) for each in threads_of(engine).engines]
+        ranks = enumerate(threads_of(engine).engines, 1)
+        self.further = [SharesBelow(each.kv, each.layout, rank) for rank, each in ranks]
         self.ask = AskHere(self.further)
         self.memory._further = FurtherMemory(self.ask, self.num_slots)
         self.writer, self.reader = HandCopier(), HandCopier()
@@ -168,6 +175,62 @@ def test_a_file_that_one_rank_lacks_is_a_miss_and_goes_on_all(fault: str, tmp_pa
     assert [text for text, _ in answers] == first
     wrong = server.files.totals(16).bad_digests + server.tier.totals().bad_digests
     assert wrong > 0
+
+
+def test_a_rank_waits_for_its_folder_until_a_killed_workers_rank_is_gone(tmp_path: Path) -> None:
+    """A leader that was killed leaves its folder at once, and its ranks theirs later: with others no file would be complete."""
+    directory = tmp_path / "kv"
+    server = WideServer(tmp_path / "a", "grouped heads", directory=directory)
+    first = [server.answer(number)[0] for _ in range(3) for number in range(NUM_PROMPTS)][:NUM_PROMPTS]
+    held = len(server.files.blocks)
+    server.kv_files.close()
+    leaving = threading.Timer(0.3, server.further[0]._claimed().close)
+    leaving.start()
+    after = WideServer(tmp_path / "b", "grouped heads", directory=directory)
+    assert not leaving.is_alive()
+    assert after.further[0]._claimed().folder == server.further[0]._claimed().folder
+    assert len(after.files.blocks) == held > 0
+    assert [after.answer(number)[0] for number in range(NUM_PROMPTS)] == first
+
+
+def test_a_folder_that_is_not_given_up_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_files, "LEAVE_S", 0.0)
+    server = WideServer(tmp_path / "a", "grouped heads", directory=tmp_path / "kv")
+    with pytest.raises(OSError, match=r"-1-\w+ is taken by another process"):
+        kv_files.KVFiles.claim_beside(server.kv_files.folder, server.further[0]._layout, 1)
+
+
+def test_what_a_worker_left_long_ago_is_its_ranks_too(tmp_path: Path) -> None:
+    """Folders that nobody had for a day are emptied, but none of the worker that begins."""
+    directory = tmp_path / "kv"
+    server = WideServer(tmp_path / "a", "grouped heads", directory=directory)
+    for _ in range(3):
+        for number in range(NUM_PROMPTS):
+            server.answer(number)
+    held = len(server.files.blocks)
+    server.leave()
+    for path in directory.rglob("*"):
+        os.utime(path, (0, 0))
+    after = WideServer(tmp_path / "b", "grouped heads", directory=directory)
+    assert len(after.files.blocks) == held > 0
+
+
+def test_two_threads_that_ask_a_rank_first_get_the_same_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what one of them stored would be gone."""
+    server = WideServer(tmp_path, "grouped heads")
+    made, both = list[HostMemory](), threading.Barrier(2, timeout=0.5)
+
+    def new(*said: Any) -> HostMemory:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait()
+        made.append(HostMemory(*said))
+        return made[-1]
+
+    monkeypatch.setattr(share, "HostMemory", new)
+    asked = msgspec.msgpack.encode(Store(4, [0], [0]))
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(server.further[0].answer, [asked, asked]))
+    assert len(made) == 1
 
 
 def test_files_that_not_all_ranks_have_go_when_the_next_begins(tmp_path: Path) -> None:

@@ -65,6 +65,17 @@ def test_workers_that_evict_each_others_blocks_answer_the_same(
 
 
 @ONE
+def test_many_new_blocks_push_nothing_out_as_one_would_not(
+    engine: Engine, cold: list[list[int]], tmp_path: Path
+) -> None:
+    """Slots are claimed when the copy begins: those of the same copy count before, else each would see the same free ones."""
+    shared = SharingServer(engine, tmp_path, slots_of_pool=1)
+    assert shared.answers() == cold
+    assert shared.tier.totals().stored_blocks > 0
+    assert shared.tier.totals().evicted_blocks == 0
+
+
+@ONE
 def test_a_flipped_bit_in_shared_memory_is_a_miss(engine: Engine, cold: list[list[int]], tmp_path: Path) -> None:
     stores, loads = SharingServer(engine, tmp_path), SharingServer(engine, tmp_path)
     assert stores.answers() == cold
