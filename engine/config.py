@@ -20,6 +20,7 @@ KV_CACHE_DTYPES: dict[str, Literal["float16", "fp8", "int8", "int4"] | None] = {
     "float32": None,
 }
 SKIPPED_LAYERS = ("", "sliding_window")
+MOST_GPUS = 8  # whose sums are known to fit (`engine.kernels.collectives`)
 
 
 def _check_positive(config: object, names: tuple[str, ...]) -> None:
@@ -134,6 +135,8 @@ class EngineConfig:
             refused, remedy = "draft heads and models aren't shared", "draft by suffix or ngram"
         elif self.model_impl == "transformers":
             refused, remedy = "transformers computes a model whole", "leave --model-impl out"
+        elif self.device != "cpu" and self.tensor_parallel_size > MOST_GPUS:
+            refused, remedy = f"at most {MOST_GPUS} GPUs share a model", f"take {MOST_GPUS}"
         else:
             return
         raise ValueError(f"--tensor-parallel-size {self.tensor_parallel_size}: {refused}: {remedy}, or take 1")

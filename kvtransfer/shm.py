@@ -121,6 +121,7 @@ class ShmTransport:
             self._life[0].unlink(missing_ok=True)
             os.close(self._life[1])
             self._life = None
+        remove_stale(PREFIX)  # a rank that was killed left its pool
 
     def _unlink(self) -> None:
         if self._path is not None:

@@ -38,7 +38,7 @@ from common.words import WorkerStatus
 from engine.cache.block_pool import BlockPool
 from engine.cache.retention import POLICIES
 from engine.grammars.grammars import Grammars
-from kvtransfer.transport import Transfers
+from kvtransfer.transport import Transfers, Transport
 from kvtransfer.transports import reaches_others
 from worker.context import Background, KVCache, Passes, RoleContext, ServedModel, Totals, every
 from worker.control import Control
@@ -103,6 +103,15 @@ class WorkerEngine(SteppingEngine, Protocol):
 def end_process() -> None:
     """Exit without waiting: a thread on a broken device never returns."""
     os._exit(EXIT_DEVICE_BROKEN)
+
+
+async def let_go(transport: Transport) -> None:
+    """Remove what a worker whose rank ended has in shared memory, within a bound: nobody else may start here."""
+    try:
+        async with asyncio.timeout(FAREWELL_TIMEOUT_S):
+            await transport.close()
+    except Exception as error:
+        log.warning("worker.memory_left", extra={"error": str(error) or type(error).__name__})
 
 
 class Worker:
@@ -322,6 +331,8 @@ class Worker:
                 await self.heartbeat.beat()
                 await self.heartbeat.unregister()
                 await asyncio.sleep(0.05)  # lets the client's own task write what was published
+        if lost and self.context.cache.kv.device.type == "cpu":  # a copy on a broken device may never end
+            await let_go(self.context.transfers.transport)
         self._end_process()
 
     async def _drain(self) -> None:

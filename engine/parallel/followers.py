@@ -40,14 +40,18 @@ class Followers:
         try:
             os.ftruncate(shared, num_bytes)
             self.group = SharedMemoryGroup(mmap.mmap(shared, num_bytes), rank=0, size=size, lost=self.problem)
+            self._start(size, shared, command, environment)
+        finally:
+            os.close(shared)
+
+    def _start(self, size: int, shared: int, command: Sequence[str], environment: Mapping[str, str] | None) -> None:
+        try:
             for rank in range(1, size):
                 beats = Pulse(partial(self.group.beats, rank))
                 self._followers.append(_Follower(rank, size, shared, command, environment, beats))
         except BaseException:
             self.close()
             raise
-        finally:
-            os.close(shared)
 
     @property
     def channels(self) -> list[socket.socket]:

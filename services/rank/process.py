@@ -11,7 +11,6 @@ import logging
 import mmap
 import os
 import select
-import signal
 import socket
 import sys
 import threading
@@ -114,7 +113,7 @@ async def serve(asked: Asked, ends: Ends) -> NoReturn:
     with contextlib.suppress(RankLostError):  # the channel is closed, too
         ends.link.send(b"")
     passes = Passes(engine, ends)
-    below = SharesBelow(engine.kv, engine.layout).answer
+    below = SharesBelow(engine.kv, engine.layout, ends.rank).answer
     following = asyncio.create_task(follow(ends.channel, transport, engine.kv, engine.layout, ends.rank, below))
     failing = asyncio.create_task(passes.failed.wait())
     await asyncio.wait([following, failing], return_when=asyncio.FIRST_COMPLETED)
@@ -162,8 +161,6 @@ async def _leave(transport: Transport, code: int) -> NoReturn:
 
 def main() -> NoReturn:
     """Entry point; the arguments are `Asked`, then those of `Ends`."""
-    for number in (signal.SIGTERM, signal.SIGINT):  # systemd tells every process, and the leader drains with its ranks
-        signal.signal(number, signal.SIG_IGN)
     asked = msgspec.json.decode(sys.argv[1], type=Asked)
     ends = Ends(*map(int, sys.argv[2:]))
     if asked.on_gpu:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import msgspec
 
@@ -22,7 +22,7 @@ from engine.parallel.ranks import ONE_RANK, Ranks
 from engine.resolving import read_config, staged_model
 from engine.spec.ranks import for_rank
 from kvtransfer.ranks.leader import RankedTransport
-from kvtransfer.transport import Transfers, Transport, open_transport
+from kvtransfer.transport import TransferError, Transfers, Transport, open_transport
 from kvtransfer.transports import reaches_others
 from modelfiles.files import is_model
 from services.rank.asked import Asked
@@ -32,7 +32,7 @@ from services.runtime.commands import service_environment
 from services.runtime.loading import fail
 from services.runtime.settings import no_model
 from services.worker.settings import WorkerServiceSettings
-from worker.worker import EXIT_DEVICE_BROKEN, WorkerEngine
+from worker.worker import EXIT_DEVICE_BROKEN, WorkerEngine, let_go
 
 log = logging.getLogger("baton.ranks")
 
@@ -74,16 +74,24 @@ class Led:
         failure = loading.exception() if loading.done() else None
         if loading.done() and not isinstance(failure, RankLostError):
             return await loading
-        reason = self.followers.problem() or str(failure)
+        return await self._end(self.followers.problem() or str(failure), self.followers)
+
+    async def _end(self, reason: str, followers: Followers) -> NoReturn:
+        """End this process, since a rank ended. No thread that loads can be stopped, so none is waited for."""
         log.critical("ranks.lost", extra={"reason": reason})
-        # No thread that loads can be stopped, so nothing is waited for.
         code = fail(reason)
-        os._exit(code if self.followers.refused else EXIT_DEVICE_BROKEN)
+        await let_go(self.transport)
+        os._exit(code if followers.refused else EXIT_DEVICE_BROKEN)
 
     async def opened(self, engine: WorkerEngine, incarnation: int) -> Transfers:
         """Open the transport on the pools of all ranks."""
         transport, pool = self.transport, engine.kv
-        region = await transport.open(pool, engine.layout, incarnation)
+        try:
+            region = await transport.open(pool, engine.layout, incarnation)
+        except TransferError as error:  # a rank ended since it loaded
+            if self.followers is None:
+                raise
+            await self._end(self.followers.problem() or str(error), self.followers)
         wide = None
         if not self.ranks.leads and reaches_others(transport.name):
             wide = RankedTransport.beside(transport, pool, engine.layout)
@@ -95,7 +103,10 @@ async def led(settings: WorkerServiceSettings, worker: str) -> AsyncIterator[Led
     """Start the further ranks, and end them at last. Raises OSError."""
     transport = open_transport(settings.kv_transport, host=settings.transport_host)
     if settings.processes == 1:
-        yield Led(ONE_RANK, transport)
+        try:
+            yield Led(ONE_RANK, transport)
+        finally:
+            await transport.close()  # also of a worker that never ran
         return
     asked = Asked(
         worker=worker,
@@ -119,6 +130,8 @@ async def led(settings: WorkerServiceSettings, worker: str) -> AsyncIterator[Led
         ranks = replace(ranks_on(followers.group, settings.processor, asked), followers=followers)
         if asked.on_gpu:
             ranks = replace(ranks, held_back=partial(held_back, followers.group, settings.processor))
-        yield Led(ranks, RankedTransport(transport, followers.channels), followers)
+        transport = RankedTransport(transport, followers.channels)
+        yield Led(ranks, transport, followers)
     finally:
+        await transport.close()
         await asyncio.to_thread(followers.close)

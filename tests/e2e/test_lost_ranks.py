@@ -59,6 +59,8 @@ async def test_a_worker_ends_with_its_rank_and_its_requests_are_done_elsewhere(
         (rank,) = ranks_of(leader.pid)
         await until(peers, lambda states: len(states) == 3)
         await bus.subscribe(subjects.frames("gateway", name), frame_decoder, lambda _: decoding.set())
+        pools = pools_of(leader.pid) | pools_of(rank)
+        assert len(pools) == 2
         stands_still = point == RECEIVING or (role, point) == ("prefill", COMPUTING)
         if stands_still:
             os.kill(rank, signal.SIGSTOP)
@@ -74,6 +76,7 @@ async def test_a_worker_ends_with_its_rank_and_its_requests_are_done_elsewhere(
         answers = [await each for each in asking]
         await until(peers, lambda states: len(states) == 2 and all_idle(states))
         said = (cluster.folder / f"{name}.log").read_text()
+        assert not any(pool.exists() for pool in pools)
     assert code == EXIT_DEVICE_BROKEN
     assert f"rank 1 (pid {rank}) ended with signal SIGKILL" in said
     assert [answer["tokens"] for answer in answers] == expected

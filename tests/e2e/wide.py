@@ -51,8 +51,12 @@ def ranks_of(leader: int) -> list[int]:
 
 
 def pools_of(process: int) -> set[Path]:
-    """The pool in shared memory that a process made: it has its lock."""
-    own = {os.readlink(link) for link in Path(f"/proc/{process}/fd").iterdir() if link.is_symlink()}
+    """The pool in shared memory that a process made: it has its lock, and others' pools are mapped without one."""
+    own = [
+        os.readlink(link)
+        for link in Path(f"/proc/{process}/fd").iterdir()
+        if link.is_symlink() and "lock:" in Path(f"/proc/{process}/fdinfo/{link.name}").read_text()
+    ]
     return {Path(name) for name in own if "/dev/shm/baton-kv-" in name and os.stat(name).st_size}
 
 

@@ -58,6 +58,15 @@ def send_for_ever(followers: Followers) -> None:
         followers.send(bytes(1024))
 
 
+def test_a_machine_without_memory_for_ranks_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*said: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "ftruncate", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        Followers(2, [sys.executable])
+
+
 def test_a_leader_waits_until_all_have_loaded() -> None:
     with running(3) as followers:
         handles = [os.pidfd_open(pid) for pid in followers.pids]

@@ -10,11 +10,24 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
+import torch
 
+from common.settings import ROOT, ConfigError
+from engine.config import CacheConfig, EngineConfig
+from engine.fake.engine import FakeEngine
+from engine.parallel.ranks import Ranks
 from engine.parallel.shared_memory import SharedMemoryGroup
+from kvtransfer.liveness import create_locked
+from kvtransfer.ranks.leader import RankedTransport
+from kvtransfer.shm import PREFIX, ShmTransport
+from kvtransfer.transport import Transport
 from services.rank.process import Ends
+from services.worker.ranks import Led, led
+from services.worker.settings import WorkerServiceSettings
+from worker.worker import EXIT_DEVICE_BROKEN
 
 
 @pytest.fixture
@@ -61,3 +74,72 @@ def test_a_leader_that_is_gone_already_is_not_waited_for(leader: subprocess.Pope
     leader.wait()
     ends.until_leader_is_gone()
     assert ends.lost()
+
+
+async def test_a_worker_that_fails_at_its_start_leaves_no_memory() -> None:
+    made = list[Path]()
+
+    async def fails() -> None:
+        async with led(WorkerServiceSettings(), "w") as lead:
+            lead.transport.allocate((4, 16), torch.float32, "cpu")
+            made.append(_file(lead.transport))
+            assert made[0].exists()
+            raise ConfigError("--worker-id w: another one has it")
+
+    with pytest.raises(ConfigError):
+        await fails()
+    assert not made[0].exists()
+
+
+class Ended:
+    """Followers of which one ended."""
+
+    refused = False
+
+    def problem(self) -> str:
+        return "rank 1 (pid 7) ended with signal SIGKILL"
+
+
+async def test_a_rank_that_ends_as_it_is_asked_for_its_pool_ends_the_worker(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It had loaded, so nobody looks at it until the worker runs. What it left goes, and what its worker has."""
+    codes = list[int]()
+
+    def ends(code: int) -> None:
+        codes.append(code)
+        raise SystemExit
+
+    monkeypatch.setattr("services.worker.ranks.os._exit", ends)
+    engine = FakeEngine(
+        EngineConfig(model=Path(), cache=CacheConfig(num_blocks=4)), allocate=(own := ShmTransport()).allocate
+    )
+    left, lock = create_locked(PREFIX)
+    os.close(lock)
+    ours, its = socket.socketpair()
+    its.close()
+    lead = Led(Ranks(), RankedTransport(own, [ours]), Ended())  # type: ignore[arg-type]
+    pool = _file(own)
+    with pytest.raises(SystemExit):
+        await lead.opened(engine, 7)
+    assert codes == [EXIT_DEVICE_BROKEN]
+    assert "rank 1 (pid 7) ended with signal SIGKILL" in capsys.readouterr().err
+    assert not pool.exists()
+    assert not left.exists()
+
+
+def _file(transport: Transport) -> Path:
+    assert isinstance(transport, ShmTransport)
+    assert transport._path is not None
+    return transport._path
+
+
+def test_a_rank_that_still_imports_is_not_ended_with_its_leader() -> None:
+    """Systemd tells every process of a service to end; the leader drains with its ranks."""
+    command = [sys.executable, "-X", "importtime", "-m", "services.rank", "no words"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE) as rank:
+        assert rank.stderr is not None
+        assert any(line.split(b"|")[-1].strip() == b"torch._utils" for line in rank.stderr)
+        rank.terminate()
+        assert b"msgspec.DecodeError" in rank.stderr.read()
+    assert rank.returncode == 1

@@ -41,6 +41,10 @@ from tests.unit.engine.families.catalogue import CASES
         (["-tp", "2", "--no-enable-expert-parallel", "--model", "experts"], "take --enable-expert-parallel"),
         (["-tp", "0"], "--tensor-parallel-size (BATON_TENSOR_PARALLEL_SIZE): 1 or more is needed"),
         (["-tp", "2", "--model", "/no/such"], "/no/such"),
+        (
+            ["-tp", "16", "--device", "cuda"],
+            "--tensor-parallel-size 16: at most 8 GPUs share a model: take 8, or take 1",
+        ),
         (["-pp", "3"], "--pipeline-parallel-size 3: a stage of 0 of 2 layers keeps no keys and values: take fewer"),
         (["-pp", "2", "-tp", "2"], "--pipeline-parallel-size 2: --tensor-parallel-size 2 beside it: ranks don't share"),
         (["-pp", "2", "--device", "fake"], "--pipeline-parallel-size 2: a fake device computes nothing"),
