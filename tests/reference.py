@@ -19,8 +19,10 @@ def greedy_tokens(model: Path, prompts: list[list[int]], num_tokens: int, *, cac
     answers = []
     with torch.inference_mode():
         for prompt in prompts:
+            tokens = torch.tensor([prompt])
             output = network.generate(
-                torch.tensor([prompt]),
+                tokens,
+                attention_mask=torch.ones_like(tokens),  # else each 0 in a prompt would be padding, and not attended to
                 max_new_tokens=num_tokens,
                 min_new_tokens=num_tokens,
                 do_sample=False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -83,8 +84,9 @@ def _relay(processes: Sequence[subprocess.Popen[str]]) -> list[Any]:
         reply = json.dumps([one.get("exchange", "") for one in said.values()])
         for process in running.values():
             assert process.stdin is not None
-            process.stdin.write(reply + "\n")
-            process.stdin.flush()
+            with contextlib.suppress(BrokenPipeError):  # it died since, and will say nothing more
+                process.stdin.write(reply + "\n")
+                process.stdin.flush()
     return results
 
 

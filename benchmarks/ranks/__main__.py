@@ -66,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
         except subprocess.TimeoutExpired:
             code = 124
         print(f"[{time.monotonic() - began:6.1f} s] {name}: {'ok' if code == 0 else f'failed with {code}'}", flush=True)
-        worst = max(worst, code)
+        worst = max(worst, code if code >= 0 else 128 - code)  # as a shell counts an end by a signal
     return worst
 
 
