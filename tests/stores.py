@@ -27,6 +27,8 @@ class Store:
     wrong: set[str] = field(default_factory=set)  # one byte differs
     requests: list[tuple[str, str, str]] = field(default_factory=list)  # method, path, range
     multipart: set[str] = field(default_factory=set)  # S3 tells no MD5
+    tokens_last: int = 1 << 30  # requests of the registry, each
+    uses_left: dict[str, int] = field(default_factory=dict)  # of each token that it gave
     index: bool = False  # the registry has an index of one manifest
     url: str = ""
 
@@ -66,7 +68,8 @@ def stores_served() -> Iterator[Store]:
             if path.startswith("/v2/"):
                 self._registry(path)
             elif path == "/token":
-                self._say(200, json.dumps({"token": TOKEN}).encode())
+                store.uses_left[token := f"{TOKEN}-{len(store.uses_left)}"] = store.tokens_last
+                self._say(200, json.dumps({"token": token}).encode())
             elif path.startswith("/api/v1/models/org/demo/repo"):
                 self._model_scope(path, query)
             elif path.rstrip("/") == "/bucket" and "list-type" in query:
@@ -96,7 +99,10 @@ def stores_served() -> Iterator[Store]:
             self._say(200, body.encode(), {"Content-Type": "application/xml"})
 
         def _registry(self, path: str) -> None:
-            if self.headers.get("Authorization") != f"Bearer {TOKEN}":
+            token = self.headers.get("Authorization", "").removeprefix("Bearer ")
+            store.uses_left[token] = store.uses_left.get(token, 0) - 1
+            if store.uses_left[token] < 0:
+                store.uses_left.pop(token, None)
                 realm = f'Bearer realm="{store.url}/token",service="registry",scope="repository:team/demo:pull"'
                 self._say(401, b"{}", {"WWW-Authenticate": realm})
                 return

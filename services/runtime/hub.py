@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import NamedTuple
 
 from modelfiles.files import CONFIG, found, gguf_files, of_kind
 from modelfiles.gguf import is_gguf, parts_of
+from services.runtime.checks.weights import IndexFileError, weight_files
 
 _WORD = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
 _PATH = rf"{_WORD}(?:/{_WORD})*"
@@ -23,9 +23,9 @@ _REGISTRY = re.compile(
 _SCOPE = re.compile(rf"(modelscope):/{{1,2}}({_WORD}/{_WORD})(?:@({_PATH}))?(?::({_PATH}))?\Z")
 # In a repository's folder: its URL can't be told from the folder's name.
 URL_FILE = "url"
+FETCH_LOCK = "baton.lock"  # in a repository's folder of locks: who fetches or removes has it
 _SHORT_COMMIT = re.compile(r"[0-9a-f]{7,39}\Z")
 MAIN = "main"
-INDEX = "model.safetensors.index.json"
 
 
 class Named(NamedTuple):
@@ -118,27 +118,32 @@ def whole(named: Named) -> Path | None:
     if named.kind and not of_kind([str(file.relative_to(snapshot)) for file in gguf_files(snapshot)], named.kind):
         return None  # another kind of it is there
     model = found(snapshot, named.kind)
-    parts = parts_of(model) if is_gguf(model) else _weights(model)
+    try:
+        parts = parts_of(model) if is_gguf(model) else weight_files(model)
+    except IndexFileError:
+        return None
     return model if parts and all(part.is_file() for part in parts) else None
 
 
-def _weights(folder: Path) -> list[Path]:
-    """The safetensors files of a folder, also those that its index names and that are missing."""
-    index = folder / INDEX
-    if not index.is_file():
-        return sorted(folder.glob("*.safetensors"))
-    try:
-        return [folder / name for name in sorted(set(json.loads(index.read_bytes())["weight_map"].values()))]
-    except (ValueError, KeyError, AttributeError, TypeError):
-        return []
-
-
 def named_by(model: Path) -> Named | None:
-    """The name of a snapshot's folder in the cache; None for any other path."""
+    """The name of a snapshot's folder in the cache; None for any other path.
+
+    Of stores whose revisions aren't named by their content, the revision that was asked for.
+    """
     folder = model.parent.parent
     if model.parent.name != "snapshots" or folder.parent != cache() or not folder.name.startswith("models--"):
         return None
-    return Named(repo_of(folder), model.name)
+    named = Named(repo_of(folder), model.name)
+    if named.store not in ("oci", "modelscope"):
+        return named
+    revision = next((name for name, commit in refs_of(folder).items() if commit == model.name), model.name)
+    return Named(named.repo, revision)
+
+
+def refs_of(folder: Path) -> dict[str, str]:
+    """The revisions that a repository's folder knows, with their commits."""
+    refs = [file for file in sorted((folder / "refs").rglob("*")) if file.is_file()]
+    return {str(file.relative_to(folder / "refs")): file.read_text(encoding="utf-8").strip() for file in refs}
 
 
 def commit_of(named: Named) -> str:
@@ -159,6 +164,11 @@ def folder_of(repo: str) -> Path:
         return cache() / f"models--{repo.replace('/', '--')}"
     told = re.sub(r"[^A-Za-z0-9_.-]+", "--", repo)
     return cache() / f"models--{told}--{hashlib.sha256(repo.encode()).hexdigest()[:8]}"
+
+
+def locks_of(repo: str) -> Path:
+    """The folder of a repository's locks, present or not."""
+    return cache() / ".locks" / folder_of(repo).name
 
 
 def repo_of(folder: Path) -> str:

@@ -51,9 +51,9 @@ def weights_of(model: Path) -> Weights:
     if is_gguf(model):
         return _in_gguf(model)
     try:
-        files = _files(model)
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        return Weights(0, 0, {}, (f"{INDEX} can't be read ({type(error).__name__})",))
+        files = weight_files(model)
+    except IndexFileError as error:
+        return Weights(0, 0, {}, (f"{INDEX} can't be read ({error})",))
     if not files:
         return Weights(0, 0, {}, (_none_in(model),))
     elements: Counter[str] = Counter()
@@ -77,10 +77,21 @@ def _in_gguf(model: Path) -> Weights:
     return Weights(len(header.files), sum(file.stat().st_size for file in header.files), elements)
 
 
-def _files(folder: Path) -> list[Path]:
-    """The files that the engine would load."""
+class IndexFileError(ValueError):
+    """The index of a folder's weights can't be read."""
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that the engine would load, also those that an index names and that are missing.
+
+    Raises IndexFileError.
+    """
     if (folder / INDEX).is_file():
-        return [folder / name for name in sorted(set(json.loads((folder / INDEX).read_bytes())["weight_map"].values()))]
+        try:
+            names = set(json.loads((folder / INDEX).read_bytes())["weight_map"].values())
+            return [folder / name for name in sorted(names)]
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+            raise IndexFileError(type(error).__name__) from None
     return [folder / SINGLE] if (folder / SINGLE).is_file() else sorted(folder.glob("*.safetensors"))
 
 

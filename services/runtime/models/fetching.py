@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -62,11 +61,11 @@ def _there(named: Named, *, text_alone: bool) -> Path | None:
 
 @contextlib.contextmanager
 def _alone(named: Named, say: Say) -> Iterator[None]:
-    """Fetch a repository once at a time on this machine. Raises ConfigError where nothing can be written."""
-    folder = hub.cache() / ".locks" / hub.folder_of(named.repo).name
+    """Fetch a repository once at a time on this machine, and remove nothing of it. Raises ConfigError without a lock."""
+    folder = hub.locks_of(named.repo)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / "baton.lock").open("w")
+        file = (folder / hub.FETCH_LOCK).open("w")
     except OSError as error:
         remedy = "HF_HOME names a folder that can be written to"
         raise ConfigError(f"{named}: {folder}: {error.strerror}; {remedy}") from None
@@ -74,7 +73,7 @@ def _alone(named: Named, say: Say) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            say(f"waiting: another process fetches {named.repo} …")
+            say(f"waiting: another process fetches or removes {named.repo} …")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -205,7 +204,7 @@ class _Fetch:
                     f"{self._named}: {file.name}: {count} came ({why}); the same command goes on from there"
                 )
             if not growing.is_whole:
-                time.sleep(FIRST_PAUSE_S * 2**attempts)
+                self._stopped.wait(FIRST_PAUSE_S * 2**attempts)
 
     # -- cache -----------------------------------------------------------------------------------------------------
 

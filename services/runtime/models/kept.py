@@ -57,7 +57,7 @@ def kept_models(repo: str = "") -> list[Kept]:
 
 def _in_repository(folder: Path) -> Iterator[Kept]:
     repo = hub.repo_of(folder)
-    refs = _refs(folder)
+    refs = hub.refs_of(folder)
     found: list[tuple[Named, Path, tuple[Path, ...]]] = []
     for snapshot in sorted((folder / "snapshots").glob("*")):
         revision = next((ref for ref in (MAIN, *refs) if refs.get(ref) == snapshot.name), snapshot.name[:SHORT_DIGITS])
@@ -100,11 +100,6 @@ def _quant(name: str) -> str:
     return found[1] if found else name
 
 
-def _refs(folder: Path) -> dict[str, str]:
-    refs = [file for file in sorted((folder / "refs").rglob("*")) if file.is_file()]
-    return {str(file.relative_to(folder / "refs")): file.read_text(encoding="utf-8").strip() for file in refs}
-
-
 def named_one(name: str) -> list[Kept]:
     """The cached models that a name means: one, or all of a repository's snapshot. Raises ConfigError if there is none."""
     named = hub.parsed(name)
@@ -128,13 +123,18 @@ def _is_called(one: Kept, kind: str) -> bool:
 def removed(models: Sequence[Kept], *, also_served: bool = False) -> int:
     """Remove models; returns the bytes that this freed. Files that others share stay.
 
-    Raises ConfigError, having removed nothing, if one is served. Who has its files open may go on with them.
+    Raises ConfigError, having removed nothing, if one is served or fetched. Who has its files open may go on with them.
     """
+    models = list(dict.fromkeys(models))  # two names may mean one
     with contextlib.ExitStack() as held:
-        for one in models:
-            lock = _lock_file(one.model)
-            if lock is not None and not _locked(held, lock) and not also_served:
-                raise ConfigError(f"{one.name}: it is served: stop what serves it first")
+        for repo in {hub.repo_of(one.snapshot.parent.parent) for one in models}:
+            if not _locked(held, hub.locks_of(repo) / hub.FETCH_LOCK):
+                raise ConfigError(f"{repo}: another process fetches or removes it: try again when that is done")
+        with _looking():
+            for one in models:
+                lock = _lock_file(one.model)
+                if lock is not None and not _locked(held, lock) and not also_served:
+                    raise ConfigError(f"{one.name}: it is served: stop what serves it first")
         return sum(_remove(one) for one in models)
 
 
@@ -145,7 +145,7 @@ def _remove(one: Kept) -> int:
     freed = _unlink(folder, {*one.files} - {file for other in beside for file in other.files})
     if not beside:
         shutil.rmtree(one.snapshot, ignore_errors=True)
-        for ref in [ref for ref, commit in _refs(folder).items() if commit == one.commit]:
+        for ref in [ref for ref, commit in hub.refs_of(folder).items() if commit == one.commit]:
             (folder / "refs" / ref).unlink(missing_ok=True)
     if not others:
         shutil.rmtree(folder, ignore_errors=True)
@@ -181,19 +181,19 @@ def serve(model: Path) -> None:
     with contextlib.suppress(OSError):  # a cache that can't be written to, where nobody removes anything either
         lock.parent.mkdir(parents=True, exist_ok=True)
         file = lock.open("a")
-        if not _shared(file):
+        if not _lent(file, fcntl.LOCK_SH):
             raise ConfigError(f"{model}: another process removes it: start again when that is done")
         _serving.append(file)
     if not model.exists():
         raise ConfigError(f"{model}: it was removed a moment ago: `baton pull` fetches it again")
 
 
-def _shared(file: IO[str]) -> bool:
-    """Take the lock of those who serve. Who looks has it for a moment, who removes for as long as that takes."""
+def _lent(file: IO[str], kind: int) -> bool:
+    """Wait for a lock. Who looks has it for a moment, who removes for as long as that takes."""
     give_up_at = time.monotonic() + REMOVAL_S
     while True:
         try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > give_up_at:
                 return False
@@ -207,8 +207,19 @@ def is_served(model: Path) -> bool:
     lock = _lock_file(model)
     if lock is None or not lock.is_file():
         return False
-    with contextlib.ExitStack() as held:
+    with _looking(), contextlib.ExitStack() as held:
         return not _locked(held, lock)
+
+
+@contextlib.contextmanager
+def _looking() -> Iterator[None]:
+    """Look for who serves one process at a time: two that look at once would take each other for one that does."""
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):  # where nothing can be written, nothing is locked
+            folder = hub.cache() / ".locks"
+            folder.mkdir(parents=True, exist_ok=True)
+            _lent(held.enter_context((folder / "baton-looking.lock").open("a")), fcntl.LOCK_EX)
+        yield
 
 
 def _locked(held: contextlib.ExitStack, lock: Path) -> bool:

@@ -19,7 +19,7 @@ from common.settings import ConfigError
 from services.runtime.hub import MAIN, Named
 from services.runtime.models.choice import MAX_FILES, Listed
 from services.runtime.models.hashed import Growing
-from services.runtime.models.store import LOOPBACK, Web
+from services.runtime.models.store import LOOPBACK, RefusedError, Web
 
 LATEST = "latest"
 _INDEXES = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
@@ -116,7 +116,14 @@ class RegistryClient:
             raise ConfigError(f"{self._named}: {realm.hostname} gives no token") from None
 
     def go_on(self, file: Listed, growing: Growing, came: Callable[[int], None]) -> None:
-        self._web.go_on(f"{self.where}/v2/{self._repo}/blobs/{file.at}", self._token, growing, came)
+        url = f"{self.where}/v2/{self._repo}/blobs/{file.at}"
+        try:
+            self._web.go_on(url, self._token, growing, came)
+        except RefusedError as error:
+            if not error.challenge:
+                raise
+            self._log_in(error.challenge)  # tokens last for minutes, downloads for hours
+            self._web.go_on(url, self._token, growing, came)
 
 
 def _name(layer: Mapping[str, Any]) -> str:

@@ -28,6 +28,14 @@ class MissingError(ConfigError):
     """The store has no such model."""
 
 
+class RefusedError(ConfigError):
+    """The store asks who reads, or knows the token no more. `challenge`: how it wants to be told, by the store itself."""
+
+    def __init__(self, message: str, challenge: str) -> None:
+        super().__init__(message)
+        self.challenge = challenge
+
+
 class StoreClient(Protocol):
     """Reads one revision of one repository."""
 
@@ -81,7 +89,7 @@ class Web:
             raise AgainError(f"{type(error).__name__}: {error}"[:200]) from None
 
     def go_on(self, url: str, headers: Mapping[str, str], growing: Growing, came: Callable[[int], None]) -> None:
-        """Read from where `growing` ends. Raises ConfigError, AgainError, TooLongError."""
+        """Read from where `growing` ends. Raises ConfigError, RefusedError among them, AgainError, TooLongError."""
         wanted = {**headers, "accept-encoding": "identity"}
         if growing.length:
             wanted["range"] = f"bytes={growing.length}-"
@@ -110,6 +118,9 @@ class Web:
             raise AgainError(f"{host} answers {status}")
         if status == 404:
             raise MissingError(f"{self._named}: {host} has no such model, or no such revision: check the name")
-        if status in (401, 403):
+        if status == 401:
+            challenge = "" if answer.history else answer.headers.get("www-authenticate", "")
+            raise RefusedError(f"{self._named}: {host} refuses it ({status}): {self._remedy}", challenge)
+        if status == 403:
             raise ConfigError(f"{self._named}: {host} refuses it ({status}): {self._remedy}")
         raise ConfigError(f"{self._named}: {host} answers {status}")

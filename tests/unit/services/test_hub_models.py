@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -339,6 +340,40 @@ def test_who_begins_to_serve_while_somebody_looks_is_seen_all_the_same(hub: Hub,
     assert is_served(folder)
     with pytest.raises(ConfigError, match="it is served"):
         removed(named_one("org/demo"))
+
+
+def test_two_that_look_at_once_dont_take_each_other_for_one_that_serves(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.add("org/demo", DEMO | {"model.safetensors": WEIGHTS})
+    folder, look, found = fetch("org/demo"), kept._locked, list[bool]()
+    with looked_at(folder):
+        """Somebody looked before, so there is a lock."""
+    other = threading.Thread(target=lambda: found.append(is_served(folder)))
+
+    def looked(held: contextlib.ExitStack, lock: Path) -> bool:
+        told = look(held, lock)
+        if other.ident is None:
+            other.start()
+            other.join(0.1)  # one that doesn't wait would answer now
+        return told
+
+    monkeypatch.setattr(kept, "_locked", looked)
+    assert not is_served(folder)
+    other.join(60)
+    assert found == [False]
+
+
+def test_what_two_names_mean_is_removed_once_and_never_while_it_is_fetched(hub: Hub) -> None:
+    hub.add("org/demo", DEMO | {"model.safetensors": WEIGHTS})
+    folder = fetch("org/demo")
+    twice = [*named_one("org/demo"), *named_one(f"org/demo@{folder.name}")]
+    with (names.locks_of("org/demo") / names.FETCH_LOCK).open("a") as fetching_it:
+        fcntl.flock(fetching_it, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError, match="another process fetches or removes it"):
+            removed(twice)
+    assert removed(twice) == sum(map(len, DEMO.values())) + len(WEIGHTS)
+    assert not folder.exists()
 
 
 def test_what_is_being_removed_is_not_served(hub: Hub, serving: list[IO[str]], monkeypatch: pytest.MonkeyPatch) -> None:

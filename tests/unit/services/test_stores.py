@@ -81,6 +81,23 @@ def test_a_model_is_fetched_found_again_listed_and_removed(store: Store, scheme:
 
 
 @pytest.mark.parametrize("scheme", STORES)
+def test_what_a_gateway_fetched_is_completed_for_a_worker(store: Store, scheme: str) -> None:
+    url = url_of(store, scheme)
+    folder = brought(Path(url), lambda line: None, text_alone=True)
+    assert not (folder / "model.safetensors").exists()
+    settings = load_settings(UpSettings, command="up", arguments=["--model", url], environment={})
+    assert settings.model == folder
+    assert brought(settings.model, lambda line: None) == folder
+    assert (folder / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_a_token_that_ends_while_files_come_is_renewed(store: Store) -> None:
+    store.tokens_last = 3  # one for the manifest, two for files
+    assert {file.name for file in fetch(url_of(store, "oci")).iterdir()} == set(store.files)
+    assert sum(path.startswith("/token") for _, path, _ in store.requests) > 1
+
+
+@pytest.mark.parametrize("scheme", STORES)
 def test_what_broke_off_goes_on_where_it_ended(store: Store, scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     url = url_of(store, scheme)
     store.cut.add("model.safetensors")
