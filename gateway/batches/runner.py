@@ -229,7 +229,8 @@ class LineRunner:
         except WrongLineError as error:  # it was checked when the batch was accepted
             log.warning("batches.line_of_another", extra={"batch": line.batch, "error": error.message})
             raise LaterError(OTHER_MODEL_RETRY_S) from error
-        return Asked(line, read.custom_id, bytes(read.body), self._answers.catalogue.choose(model, Asker(line.batch)))
+        chosen = self._answers.catalogue.choose(model, Asker(line.batch, line.tenant))
+        return Asked(line, read.custom_id, bytes(read.body), chosen)
 
     async def _keep(self, asked: Asked, result: Result) -> bool:
         """Store a result, however long NATS is down or full. False: the line has one, or its batch is over."""

@@ -18,12 +18,15 @@ from common.errors import (
     UnavailableError,
     WorkerFailedError,
 )
+from gateway.answers.catalogue import Catalogue
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.batches import runner
 from gateway.keeping import streams
 from gateway.keeping.streams import Delivery
 from gateway.tenants.budgets import Limits, LocalBudgets
+from gateway.tenants.shares import Share
 from gateway.tenants.tenants import Tenant, Tenants
+from tests.fakes.generations import ScriptedWorkers
 from tests.integration.batches.one import MODEL, TENANT, One, each_once, echo, line_of, work_of
 from tests.integration.waiting import LIMIT_S, eventually
 
@@ -198,6 +201,19 @@ async def test_a_line_that_comes_to_a_gateway_of_another_model_is_left_to_its_ow
         async with One(url, tokenizer, echo) as own:
             ended = await own.end_of(batch)
     assert (ended.status, ended.completed, ended.failed) == ("completed", 1, 0)
+
+
+async def test_lines_of_a_tenant_with_a_rule_have_the_model_of_its_alias(url: str, tokenizer: ChatTokenizer) -> None:
+    shares = (Share(model=MODEL, percent=100.0), Share(model="canary", tenant=TENANT))
+    lines = [line_of(number, model="chat") for number in range(3)]
+    one = One(url, tokenizer, echo)
+    one.answers.catalogue = one.steps._models = Catalogue(
+        {MODEL: tokenizer, "canary": tokenizer}, ScriptedWorkers(one.generations), aliases={"chat": shares}
+    )
+    async with one:
+        batch = await one.end_of(await one.begin_raw(b"".join(json.dumps(line).encode() + b"\n" for line in lines)))
+        assert (batch.status, batch.completed) == ("completed", 3)
+        assert {spec.model for spec in one.generations.submitted} == {"canary"}
 
 
 async def test_a_line_may_have_fields_of_other_servers(url: str, tokenizer: ChatTokenizer) -> None:
