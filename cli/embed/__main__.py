@@ -8,35 +8,21 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import Any
 
-_REACH = {
-    "url": "the gateway; by default that of the running `baton up`",
-    "api-key": "a key, as @FILE (or BATON_API_KEY); by default that of the running `baton up`",
-    "data-dir": "folder of the `baton up` to find",
-}
+from cli.keys.reach import add_reach, through_a_gateway
 
 
 def main() -> int:
     """Entry point; returns the exit code."""
     given = _parser().parse_args()
-    # Imported here, so that help waits for no client.
-    import httpx
+    return through_a_gateway("embed", given, lambda gateway: _run(given, gateway), key="api-key")
 
+
+def _run(given: argparse.Namespace, gateway: Any) -> None:
     from cli.embed.vectors import embed
-    from cli.reach import ClientOptions
-    from common.settings import ConfigError
-    from services.runtime.loading import fail, load_settings
 
-    try:
-        told = {flag: getattr(given, flag.replace("-", "_")) for flag in _REACH}
-        flags = [part for flag, value in told.items() if value is not None for part in (f"--{flag}", value)]
-        gateway = load_settings(ClientOptions, command="embed", arguments=flags).gateway()
-        embed(given, gateway)
-    except (ConfigError, OSError, ValueError) as error:
-        return fail(error)
-    except httpx.HTTPError as error:
-        return fail(gateway.silent(error))
-    return 0
+    embed(given, gateway)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -50,8 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dimensions", type=int, default=0, help="the first ones alone; 0: all")
     parser.add_argument("--prompt-name", default="", help="a prompt of the model before each text, as query")
     parser.add_argument("--batch", type=int, default=64, help="texts of a request (default: %(default)s)")
-    for flag, about in _REACH.items():
-        parser.add_argument(f"--{flag}", help=about)
+    add_reach(parser, key="api-key")
     return parser
 
 

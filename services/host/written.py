@@ -90,7 +90,9 @@ def read_written(file: Path) -> tuple[str, HostPlan]:
 def _checked_plan(file: Path) -> tuple[WrittenPlan, float]:
     """The file, and how long idle models sleep. Raises as `read_written`."""
     try:
-        written = msgspec.toml.decode(file.read_bytes()[:MAX_BYTES], type=WrittenPlan)
+        if (size := file.stat().st_size) > MAX_BYTES:
+            raise ConfigError(f"{file}: has {size} bytes, {MAX_BYTES} at most: name fewer workers, or use count")
+        written = msgspec.toml.decode(file.read_bytes(), type=WrittenPlan)
         check_id(written.name)
         sleeps_s = lasting_s(written.sleeps) if written.sleeps else 0.0
     except (ValueError, msgspec.MsgspecError) as error:

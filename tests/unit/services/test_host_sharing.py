@@ -111,6 +111,7 @@ def test_a_hosts_file_has_slots_of_workers_for_models_that_are_pulled(tmp_path: 
         (PLAN.replace("kv_memory_mb", "kv_memory"), "has no setting 'kv_memory'"),
         (PLAN.replace("= 8", "= -8"), "decode-0 of m: --kv-memory-mb"),
         (PLAN + "surplus = 1\n", "surplus"),
+        (PLAN + "# a comment\n" * 100_000 + PLAN, "1048576 at most"),  # the beginning alone would be a plan
         ('sleeps = "soon"\n' + PLAN, "'soon' is not like 300"),
     ],
 )
