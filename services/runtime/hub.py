@@ -23,7 +23,8 @@ _REGISTRY = re.compile(
 _SCOPE = re.compile(rf"(modelscope):/{{1,2}}({_WORD}/{_WORD})(?:@({_PATH}))?(?::({_PATH}))?\Z")
 # In a repository's folder: its URL can't be told from the folder's name.
 URL_FILE = "url"
-FETCH_LOCK = "baton.lock"  # in a repository's folder of locks: who fetches or removes has it
+# In a repository's folder of locks: who fetches or removes has it.
+FETCH_LOCK = "baton.lock"
 _SHORT_COMMIT = re.compile(r"[0-9a-f]{7,39}\Z")
 MAIN = "main"
 

@@ -76,7 +76,7 @@ class World:
         )
 
     async def worker(self, status: WorkerStatus) -> None:
-        await self.bus.publish(subjects.heartbeat("w"), a_worker("w", "decode", status=status))
+        await self.bus.publish(subjects.heartbeat("w"), a_worker("w", "decode", model="m", status=status))
 
     async def order(self, *, parks: bool) -> Ack:
         order = Unload(model="m", parks=parks)
