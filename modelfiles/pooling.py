@@ -69,7 +69,8 @@ class Pooling:
 
     size: int
     max_len: int  # tokens of an input, those that every text gets among them
-    modes: tuple[str, ...] = ("mean",)  # keys of `MODES`; of several the vectors stand one behind the other
+    # Keys of `MODES`; of several the vectors stand one behind the other. (): only tokens have vectors (ColBERT).
+    modes: tuple[str, ...] = ("mean",)
     dense: tuple[DenseLayer, ...] = ()
     normalizes: bool = False
     similarity: str = "cosine"
@@ -89,7 +90,7 @@ class Pooling:
     @property
     def works(self) -> tuple[str, ...]:
         if self.scoring is None:
-            return EMBED, TOKENS
+            return (EMBED, TOKENS) if self.modes else (TOKENS,)
         texts = (CLASSIFY,) if self.scoring.step is None else ()
         return (*texts, CLASSIFY_TOKENS) if self.scoring.has_each else texts
 
@@ -137,6 +138,8 @@ def read_pooling(model: Path) -> Pooling:
                 pass
             case _:
                 raise PoolingError(f"{model / MODULES}: a module {kind} is not computed: {', '.join(ORDER)} are")
+    if dense and not any(kind == "Pooling" for kind, _ in modules_of(model)):
+        modes, normalizes = (), True
     sizes = config.get("matryoshka_dimensions")
     return Pooling(
         size=size,
@@ -154,6 +157,9 @@ def _prompts(model: Path, *, are_pooled: bool) -> Prompts:
     said = object_of(model, PROMPTS)
     given = said.get("prompts")
     texts = {name: text for name, text in given.items() if isinstance(text, str)} if isinstance(given, dict) else {}
+    for name in ("query", "document"):  # ColBERT's markers
+        if isinstance(marker := said.get(f"{name}_prefix"), str):
+            texts.setdefault(name, marker)
     default = str(said.get("default_prompt_name"))
     return Prompts(texts=texts, default=default if default in texts else "", are_pooled=are_pooled)
 

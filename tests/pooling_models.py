@@ -60,6 +60,17 @@ FAMILIES: dict[str, tuple[str, Mapping[str, Any]]] = {
     "ModernBertModel": ("ModernBertConfig", {"local_attention": 16, "bos_token_id": 2, "eos_token_id": 3}),
     "NomicBertModel": ("NomicBertConfig", {"type_vocab_size": 2}),
     "EuroBertModel": ("EuroBertConfig", {"num_key_value_heads": 2}),
+    "Gemma3TextModel": (
+        "Gemma3TextConfig",
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "use_bidirectional_attention": True,
+            "sliding_window": 16,
+            "query_pre_attn_scalar": 24,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
     "Qwen3Model": ("Qwen3Config", {"num_key_value_heads": 2, "head_dim": 16}),
     "Qwen2Model": ("Qwen2Config", {"num_key_value_heads": 2}),
     "MistralModel": ("MistralConfig", {"num_key_value_heads": 2, "sliding_window": 24}),
@@ -91,7 +102,7 @@ def build_pooling_model(
 
 
 def write_modules(folder: Path, modules: Sequence[str], pooling: Mapping[str, Any], hidden: int) -> None:
-    """The files of sentence-transformers. `Dense` makes 24 features of those before it."""
+    """The files of sentence-transformers. `Dense` makes 24 features, of 24 or without pooling by its matrix alone."""
     listed = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
     for at, kind in enumerate(modules, 1):
         place = f"{at}_{kind}"
@@ -100,17 +111,17 @@ def write_modules(folder: Path, modules: Sequence[str], pooling: Mapping[str, An
         if kind == "Pooling":
             _write(folder / place / "config.json", {"word_embedding_dimension": hidden, **pooling})
         elif kind == "Dense":
-            generator = torch.Generator().manual_seed(7)
-            tensors = {
-                "linear.weight": torch.randn(24, hidden, generator=generator),
-                "linear.bias": torch.randn(24, generator=generator),
-            }
+            size, hidden = hidden, 24
+            is_plain = size == 24 or "Pooling" not in modules
+            generator = torch.Generator().manual_seed(6 + at)
+            tensors = {"linear.weight": torch.randn(24, size, generator=generator)}
+            tensors |= {} if is_plain else {"linear.bias": torch.randn(24, generator=generator)}
             save_file(tensors, folder / place / "model.safetensors")
             made = {
-                "in_features": hidden,
+                "in_features": size,
                 "out_features": 24,
-                "bias": True,
-                "activation_function": "torch.nn.modules.activation.Tanh",
+                "bias": not is_plain,
+                "activation_function": f"torch.nn.modules.{'linear.Identity' if is_plain else 'activation.Tanh'}",
             }
             _write(folder / place / "config.json", made)
     _write(folder / "modules.json", listed)

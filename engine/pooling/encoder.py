@@ -113,7 +113,7 @@ class _Tokens:
 
     def __init__(self, spec: TokensSpec, model: Encoder) -> None:
         new, hidden = model.weights.new, model.spec.hidden_size
-        self._first = spec.first_position
+        self._first, self._multiplier = spec.first_position, spec.multiplier
         self.table = new(whole(f"{spec.words}.weight", spec.vocab_size, hidden))
         self._positions = new(whole(f"{spec.positions}.weight", spec.num_positions, hidden)) if spec.positions else None
         self._types = new(whole(f"{spec.types}.weight", spec.num_types, hidden)) if spec.types else None
@@ -121,6 +121,8 @@ class _Tokens:
 
     def __call__(self, texts: Texts) -> torch.Tensor:
         x = self.table[texts.tokens]
+        if self._multiplier != 1:
+            x *= torch.tensor(self._multiplier, dtype=x.dtype)
         if self._types is not None:
             types = texts.types if texts.types is not None and len(self._types) > 1 else None
             x += self._types[0] if types is None else self._types[types]
@@ -208,6 +210,7 @@ class _Attention:
                 attn_mask=mask,
                 is_causal=spec.is_causal and mask is None,
                 enable_gqa=spec.kv_width < spec.width,
+                scale=spec.scale or None,
             )
             found[begin:end].view(count, length, spec.num_heads, dim).copy_(its.transpose(1, 2))
             begin = end
@@ -247,13 +250,17 @@ class _Layer:
         self._attention = _Attention(spec.attention, under, model)
         self._mlp = _FeedForward(spec.mlp, under, model)
         self._norms = [model.norm(under + name if name else "") for name in spec.norms]
+        self._after = [model.norm(under + name if name else "") for name in spec.after]
 
     def __call__(self, x: torch.Tensor, texts: Texts, masks: _Masks) -> torch.Tensor:
         first, second = self._norms
         if self._is_prenorm:
-            x = x + self._attention(x if first is None else first(x), texts, masks)
-            return x + self._mlp(x if second is None else second(x))
+            x = x + _normed(self._attention(_normed(x, first), texts, masks), self._after[0])
+            return x + _normed(self._mlp(_normed(x, second)), self._after[1])
         x = x + self._attention(x, texts, masks)
-        x = x if first is None else first(x)
-        x = x + self._mlp(x)
-        return x if second is None else second(x)
+        x = _normed(x, first)
+        return _normed(x + self._mlp(x), second)
+
+
+def _normed(x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+    return x if norm is None else norm(x)

@@ -53,6 +53,8 @@ class PoolingEngine:
         if device.type == "cpu":
             torch.set_num_threads(config.num_threads)
         dtype = resolve_dtype(config.dtype, device, spec.dtype)
+        if spec.overflows and dtype == "float16":
+            raise ValueError("--dtype float16: this model overflows in it: take bfloat16 or float32")
         marks = [f"dtype={dtype}"]
         if config.quantization != "auto":
             spec = replace(spec, quantization=ONLINE[config.quantization])

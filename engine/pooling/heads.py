@@ -88,7 +88,7 @@ class VectorHead:
 
     def each(self, x: torch.Tensor) -> torch.Tensor:
         """Return [T, E or what products make of it]: the same without pooling."""
-        return self._finished(x.float()) if len(self._pooling.modes) == 1 else x.float()
+        return self._finished(x.float()) if len(self._pooling.modes) <= 1 else x.float()
 
     def _finished(self, found: torch.Tensor) -> torch.Tensor:
         for act, weight, bias in self._dense:

@@ -22,6 +22,7 @@ class TokensSpec:
     first_position: int = 0
     types: str = ""  # a row for each of an input's two texts; "": none
     num_types: int = 0
+    multiplier: float = 1.0  # of a word's row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,7 @@ class EncoderAttentionSpec:
     head_norms: tuple[str, ...] = ()  # norms of each query and key head
     is_causal: bool = False  # no token sees a later one
     has_output_bias: bool = True
+    scale: float = 0.0  # of scores; 0: one by the root of the head's size
 
     @property
     def width(self) -> int:
@@ -69,6 +71,7 @@ class EncoderLayerSpec:
     attention: EncoderAttentionSpec
     mlp: FeedForwardSpec
     norms: tuple[str, str]  # attention's, the MLP's; "": none
+    after: tuple[str, str] = ("", "")  # of what each gives, before it is added
     is_prenorm: bool = False
 
 
@@ -105,5 +108,6 @@ class EncoderSpec:
     # A table of biases of scores by distance, [buckets, heads], for all layers (MPNet); "": none.
     distances: str = ""
     dtype: str = "float32"  # the checkpoint's
+    overflows: bool = False  # in float16
     stored: StoredNames = AS_OURS
     quantization: Quantization = UNQUANTISED

@@ -303,6 +303,8 @@ def _check_dimensions(dimensions: int, pooling: Pooling) -> None:
 
 def _elsewhere(model: PooledModel, work: str) -> str:
     makes, lacks, where = "vectors", "scores", "/v1/embeddings"
+    if not model.pooling.modes:
+        makes, lacks, where = "vectors of tokens", "others", "/pooling or /embed_all"
     if model.pooling.scoring is not None:
         makes, lacks, where = "scores", "vectors", "/rerank, /score or /classify"
         if work in (CLASSIFY, CLASSIFY_TOKENS):

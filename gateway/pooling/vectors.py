@@ -133,6 +133,7 @@ class PoolingRequest(InputFields):
     dimensions: Dimensions | None = None
     use_activation: StrictBool | None = None
     normalize: StrictBool | None = None
+    prompt_name: Prompted | None = None
 
 
 class Pooled:
@@ -142,7 +143,9 @@ class Pooled:
     described: ClassVar[Json] = fields({"data": {"type": "array", "items": {"type": "object"}}})
 
     async def answer(self, body: PoolingRequest, asking: Asking) -> Any:
-        work = body.task or asking.answering.find(body.model).pooling.works[0]
+        work, fitting = body.task or asking.answering.find(body.model).pooling.works[0], body.fitting
+        if body.prompt_name is not None:
+            fitting = asking.prompted(body.model, work, fitting, body.prompt_name)
         rows = await asking.rows(
             Wish(
                 model=body.model,
@@ -150,11 +153,10 @@ class Pooled:
                 work=work,
                 dimensions=body.dimensions or 0,
                 is_raw=False in (body.use_activation, body.normalize),
-                fitting=body.fitting,
+                fitting=fitting,
                 priority=body.priority,
             )
         )
-
         if any(not values for values in rows.values):
             raise InvalidRequestError(
                 f"input: {rows.values.index(b'')} has no {EACH_STEP}, behind which this model scores a step",
@@ -254,15 +256,15 @@ class TeiEmbed:
         fitting = cut(body.truncate, from_left=body.truncation_direction == "left")
         fitting = asking.prompted(body.model, self._work, fitting, body.prompt_name)
         is_each = self._work == TOKENS
-        size = asking.answering.find(body.model, self._work).pooling.size
+        pooling = asking.answering.find(body.model, self._work).pooling
         rows = await asking.rows(
             Wish(
                 model=body.model,
                 inputs=body.inputs,
                 name="inputs",
                 work=self._work,
-                dimensions=0 if is_each else body.dimensions or (size if body.normalize else 0),
-                is_raw=is_each or not body.normalize,
+                dimensions=0 if is_each else body.dimensions or (pooling.size if body.normalize else 0),
+                is_raw=(is_each and bool(pooling.modes)) or not body.normalize,
                 fitting=fitting,
             )
         )

@@ -15,6 +15,7 @@ from engine.pooling.families.decoders import (
     with_reward,
     with_words,
 )
+from engine.pooling.families.gemma import read_gemma3
 from engine.pooling.families.reading import HARMLESS
 from engine.pooling.families.rotated import read_modern_bert, read_nomic_bert
 from engine.pooling.spec import EncoderSpec
@@ -32,6 +33,7 @@ _READERS: dict[str, Read] = {
     "ModernBert": read_modern_bert,
     "NomicBert": read_nomic_bert,
     "EuroBert": read_eurobert,
+    "Gemma3Text": read_gemma3,
 }
 # Decoders whose last token is a text's vector: served so where the folder has modules.json.
 _DECODERS: dict[str, Read] = {

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 
 from engine.pooling import engine as pooling_engine
 from engine.pooling.engine import PoolingInput
@@ -34,6 +35,7 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "biases": ("ModernBertModel", {"attention_bias": True, "mlp_bias": True, "norm_bias": True, "local_attention": 8}),
     "biases of attention": ("LlamaModel", {"attention_bias": True}),
     "another activation": ("BertModel", {"hidden_act": "relu"}),
+    "a Gemma that reads from left to right": ("Gemma3TextModel", {"use_bidirectional_attention": False}),
     "no types": ("NomicBertModel", {"type_vocab_size": 1}),
 }
 
@@ -94,8 +96,6 @@ def test_products_and_lengths_follow(tmp_path: Path) -> None:
     """Dense, then Normalize; fewer dimensions have length 1 again; raw vectors keep theirs."""
     folder = build_pooling_model(tmp_path, modules=["Pooling", "Dense", "Normalize"])
     engine, theirs = engine_of(folder), reference(folder)
-    from safetensors.torch import load_file
-
     dense = load_file(folder / "2_Dense" / "model.safetensors")
     [text, *_] = inputs(2)[4:]
     with torch.no_grad():
@@ -106,6 +106,37 @@ def test_products_and_lengths_follow(tmp_path: Path) -> None:
     torch.testing.assert_close(whole, raw / raw.norm(), **EXACT)
     torch.testing.assert_close(short, raw[:, :8] / raw[:, :8].norm(), **EXACT)
     torch.testing.assert_close(plain, raw, **EXACT)
+
+
+def _dense(folder: Path) -> torch.Tensor:
+    return load_file(folder / "model.safetensors")["linear.weight"]
+
+
+def test_tokens_have_vectors_of_length_1_where_nothing_is_pooled(tmp_path: Path) -> None:
+    """ColBERT's: a matrix behind the encoder, and no pooling."""
+    folder = build_pooling_model(tmp_path, modules=["Dense"])
+    engine, theirs = engine_of(folder), reference(folder)
+    assert (engine.pooling.works, engine.pooling.size) == (("token_embed",), 24)
+    texts = inputs(4)
+    asked = [PoolingInput(tokens=text, work="token_embed") for text in texts]
+    for text, found in zip(texts, engine.compute(asked), strict=True):
+        with torch.no_grad():
+            states = theirs(torch.tensor([text])).last_hidden_state[0].float()
+        wanted = torch.nn.functional.normalize(states @ _dense(folder / "1_Dense").T, dim=-1)
+        torch.testing.assert_close(found, wanted, **EXACT)
+
+
+def test_two_products_follow_the_mean_of_embeddinggemma(tmp_path: Path) -> None:
+    folder = build_pooling_model(tmp_path, "Gemma3TextModel", modules=["Pooling", "Dense", "Dense", "Normalize"])
+    [text, *_] = inputs(5)[6:]
+    with torch.no_grad():
+        mean = reference(folder)(torch.tensor([text])).last_hidden_state[0].float().mean(0)
+    first = load_file(folder / "2_Dense" / "model.safetensors")
+    middle = torch.tanh(mean @ first["linear.weight"].T + first["linear.bias"])
+    wanted = torch.nn.functional.normalize(middle @ _dense(folder / "3_Dense").T, dim=0)[None]
+    torch.testing.assert_close(engine_of(folder).compute([PoolingInput(tokens=text)])[0], wanted, **EXACT)
+    with pytest.raises(ValueError, match="--dtype float16: this model overflows in it"):
+        engine_of(folder, dtype="float16")
 
 
 # A head of ModernBERT's has what its configuration says.
