@@ -22,7 +22,7 @@ class TokensSpec:
     first_position: int = 0
     types: str = ""  # a row for each of an input's two texts; "": none
     num_types: int = 0
-    multiplier: float = 1.0  # of a word's row
+    multiplier: float = 1.0  # a word's row, times this
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class EncoderAttentionSpec:
     head_norms: tuple[str, ...] = ()  # norms of each query and key head
     is_causal: bool = False  # no token sees a later one
     has_output_bias: bool = True
-    scale: float = 0.0  # of scores; 0: one by the root of the head's size
+    scale: float = 0.0  # a factor of scores; 0: the root of head_dim, inverted
 
     @property
     def width(self) -> int:
@@ -71,7 +71,7 @@ class EncoderLayerSpec:
     attention: EncoderAttentionSpec
     mlp: FeedForwardSpec
     norms: tuple[str, str]  # attention's, the MLP's; "": none
-    after: tuple[str, str] = ("", "")  # of what each gives, before it is added
+    after: tuple[str, str] = ("", "")  # norms of both results, before they are added
     is_prenorm: bool = False
 
 
@@ -108,6 +108,6 @@ class EncoderSpec:
     # A table of biases of scores by distance, [buckets, heads], for all layers (MPNet); "": none.
     distances: str = ""
     dtype: str = "float32"  # the checkpoint's
-    overflows: bool = False  # in float16
+    overflows: bool = False  # float16 is too narrow
     stored: StoredNames = AS_OURS
     quantization: Quantization = UNQUANTISED

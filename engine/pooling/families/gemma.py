@@ -18,7 +18,7 @@ def read_gemma3(fields: Fields, is_headed: bool) -> EncoderSpec:
         raise UnsupportedModelError("config.json: a head of labels on this family is not computed")
     for name in ("attn_logit_softcapping", "attention_bias", "mlp_bias"):
         fields.only(name, False)
-    fields.ignore("final_logit_softcapping")  # of a head that isn't there
+    fields.ignore("final_logit_softcapping")  # the missing head's
     heads, hidden = fields.number("num_attention_heads"), fields.number("hidden_size")
     window, is_causal = fields.number("sliding_window"), not fields.flag("use_bidirectional_attention")
     mlp = FeedForwardSpec(

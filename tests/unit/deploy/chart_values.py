@@ -45,6 +45,7 @@ EVERYTHING: dict[str, Any] = {
             "nodeSelector": {"cpu": "many"},
             "affinity": {"nodeAffinity": {}},
         },
+        "vectors": {"role": "pool", "device": "cpu", "model": "/models/mini", "servedModelName": "mini", "replicas": 2},
         "coder": {
             "role": "decode",
             "model": "/models/coder",

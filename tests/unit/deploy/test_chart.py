@@ -175,6 +175,22 @@ def test_a_pool_says_what_differs_from_the_defaults() -> None:
     assert {"name": "BATON_MODEL", "value": "/models/coder"} in on_gpus["env"]
 
 
+def test_a_pool_of_vectors_has_its_own_login_and_number_and_no_redis() -> None:
+    """It needs neither Redis nor a transport of KV, and the planner doesn't count it."""
+    given = {"autoscaling": {"enabled": True}, "usersSecret": "baton-users", "pools": EVERYTHING["pools"]}
+    workers = manifests(values(**given), "workers")
+    made = {one["metadata"]["name"]: one for one in workers if one["kind"] == "Deployment"}
+    spec = made["baton-vectors"]["spec"]
+    (container,) = spec["template"]["spec"]["containers"]
+    (logins,) = (one["secret"] for one in spec["template"]["spec"]["volumes"] if one["name"] == "logins")
+    assert (container["args"], spec["replicas"]) == (["pool"], 2)
+    assert [item["key"] for item in logins["items"]] == ["pool.nats"]
+    assert not {"BATON_TRANSPORT", "BATON_REDIS_CREDENTIALS"} & {one["name"] for one in container["env"]}
+    scaled = [one["metadata"]["name"] for one in manifests(values(**given), "autoscaling")]
+    assert "baton-coder" in scaled
+    assert "baton-vectors" not in scaled
+
+
 def test_releases_of_one_namespace_share_nothing() -> None:
     """Names begin with the release's, and selectors have it."""
     made = manifests(values(**EVERYTHING), release="other")
