@@ -6,7 +6,7 @@ T tokens of all texts, E hidden size, H heads, D head size.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -29,6 +29,8 @@ from engine.weights.parameters import Shard, Weights, whole
 
 Act = Callable[[torch.Tensor], torch.Tensor]
 ACTS: dict[str, Act] = {**ACTIVATIONS, "relu": relu, "tanh": torch.tanh}
+# Queries that are computed together where there is a window.
+QUERIES_AT_ONCE = 1024
 # Distances that have biases of their own, and the one that all longer ones are taken for.
 BUCKETS, FARTHEST = 32, 128
 
@@ -78,7 +80,7 @@ class Encoder:
     def __call__(self, texts: Texts) -> torch.Tensor:
         """Return each token's vector [T, E]."""
         x = self._tokens(texts)
-        masks = _Masks(self._bias, x.device, x.dtype)
+        masks = _Masks(self._bias, x.device)
         for layer in self._layers:
             x = layer(x, texts, masks)
         return x if self._final is None else self._final(x)
@@ -131,28 +133,47 @@ class _Tokens:
         return x if self._norm is None else self._norm(x)
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Some queries of a text, the keys that they meet, and biases or which of them are seen; None: all, or all before."""
+
+    queries: slice
+    keys: slice
+    mask: torch.Tensor | None  # [H or none, queries, keys]
+
+
 class _Masks:
     """The biases and masks of a pass, by length and reach: layers share them."""
 
-    def __init__(self, bias: _DistanceBias | None, device: torch.device, dtype: torch.dtype) -> None:
-        self._bias, self._device, self._dtype = bias, device, dtype
-        self._known = dict[tuple[int, int, bool], torch.Tensor | None]()
+    def __init__(self, bias: _DistanceBias | None, device: torch.device) -> None:
+        self._bias, self._device = bias, device
+        self._known = dict[tuple[int, ...], torch.Tensor]()
 
-    def of(self, length: int, reach: int, *, is_causal: bool) -> torch.Tensor | None:
-        """Return [H or none, length, length]: biases, or which positions are seen; None: all, or all before."""
-        key = (length, reach, is_causal)
-        if key not in self._known:
-            self._known[key] = self._made(*key)
-        return self._known[key]
-
-    def _made(self, length: int, reach: int, is_causal: bool) -> torch.Tensor | None:
+    def parts(self, length: int, spec: EncoderAttentionSpec) -> Iterator[_Part]:
+        """The queries of a text: with a window so many at a time, so that neither work nor memory grows by its square."""
+        reach, whole = spec.reach, slice(0, length)
         if self._bias is not None:
-            return self._bias(length)
-        if not reach or length <= reach + 1:
-            return None
-        at = torch.arange(length, device=self._device)
-        behind = at[:, None] - at
-        return (behind >= 0) & (behind <= reach) if is_causal else behind.abs() <= reach
+            if (length,) not in self._known:
+                self._known[length,] = self._bias(length)
+            yield _Part(whole, whole, self._known[length,])
+        elif not reach or length <= reach + 1:
+            yield _Part(whole, whole, None)
+        else:
+            for begin in range(0, length, QUERIES_AT_ONCE):
+                end = min(begin + QUERIES_AT_ONCE, length)
+                first, last = max(0, begin - reach), end if spec.is_causal else min(length, end + reach)
+                mask = self._near(end - begin, last - first, begin - first, reach, spec.is_causal)
+                yield _Part(slice(begin, end), slice(first, last), mask)
+
+    def _near(self, queries: int, keys: int, before: int, reach: int, is_causal: bool) -> torch.Tensor:
+        """Return which keys are seen; `before` of them precede the first query."""
+        key = (queries, keys, before, reach, is_causal)
+        if key not in self._known:
+            behind = (
+                torch.arange(queries, device=self._device)[:, None] + before - torch.arange(keys, device=self._device)
+            )
+            self._known[key] = (behind >= 0) & (behind <= reach) if is_causal else behind.abs() <= reach
+        return self._known[key]
 
 
 class _DistanceBias:
@@ -202,17 +223,18 @@ class _Attention:
         for count, length in texts.runs:
             end = begin + count * length
             own = [part[begin:end].unflatten(0, (count, length)).transpose(1, 2) for part in (queries, keys, values)]
-            mask = masks.of(length, spec.reach, is_causal=spec.is_causal)
-            its = scaled_dot_product_attention(
-                own[0],
-                own[1],
-                own[2],
-                attn_mask=mask,
-                is_causal=spec.is_causal and mask is None,
-                enable_gqa=spec.kv_width < spec.width,
-                scale=spec.scale or None,
-            )
-            found[begin:end].view(count, length, spec.num_heads, dim).copy_(its.transpose(1, 2))
+            into = found[begin:end].view(count, length, spec.num_heads, dim)
+            for part in masks.parts(length, spec):
+                its = scaled_dot_product_attention(
+                    own[0][:, :, part.queries],
+                    own[1][:, :, part.keys],
+                    own[2][:, :, part.keys],
+                    attn_mask=part.mask,
+                    is_causal=spec.is_causal and part.mask is None,
+                    enable_gqa=spec.kv_width < spec.width,
+                    scale=spec.scale or None,
+                )
+                into[:, part.queries].copy_(its.transpose(1, 2))
             begin = end
         return self._output(found.view(len(x), -1))
 

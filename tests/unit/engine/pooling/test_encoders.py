@@ -12,6 +12,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
+from engine.pooling import encoder
 from engine.pooling import engine as pooling_engine
 from engine.pooling.engine import PoolingInput
 from engine.pooling.heads import cut
@@ -56,6 +57,23 @@ def test_tokens_vectors_are_those_of_transformers(family: str, changes: dict[str
         torch.testing.assert_close(found, wanted, **EXACT)
         [alone] = engine.compute([PoolingInput(tokens=text, work="token_embed", is_raw=True)])
         torch.testing.assert_close(alone, found, **EXACT)
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 16, 39])
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [("ModernBertModel", {"local_attention": 16}), ("MistralModel", {"sliding_window": 9})],
+    ids=["both sides", "before"],
+)
+def test_windows_of_long_texts_are_computed_part_by_part(
+    family: str, changes: dict[str, Any], at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_of(build_pooling_model(tmp_path, family, **changes))
+    asked = [PoolingInput(tokens=text, work="token_embed", is_raw=True) for text in inputs()]
+    whole = engine.compute(asked)
+    monkeypatch.setattr(encoder, "QUERIES_AT_ONCE", at_once)
+    for found, wanted in zip(engine.compute(asked), whole, strict=True):
+        torch.testing.assert_close(found, wanted, **EXACT)
 
 
 def _pooled(states: torch.Tensor, mode: str) -> torch.Tensor:
