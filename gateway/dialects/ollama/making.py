@@ -116,7 +116,7 @@ class Pull:
 
     async def answer(self, body: PullRequest, answers: Answers, asked: Asked) -> Any:
         name = of_hub(body.model)
-        if body.model in answers.catalogue or name in answers.catalogue:
+        if body.model in answers.catalogue or name in answers.catalogue or name in answers.catalogue.pooled:
             return Content(body=line(DONE), media_type=LINES) if body.stream else DONE
         _check_admin(asked)
         steps = _until_served(_files(answers).fetch(name), name, answers)

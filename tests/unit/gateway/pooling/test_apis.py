@@ -182,6 +182,11 @@ async def test_vectors_in_other_forms_are_the_same(client: httpx.AsyncClient, mo
 
 
 @pytest.mark.asyncio(loop_scope="module")
+async def test_a_served_model_of_vectors_is_pulled_already(client: httpx.AsyncClient) -> None:
+    assert await ask(client, "/api/pull", model="mini:latest", stream=False) == {"status": "success"}
+
+
+@pytest.mark.asyncio(loop_scope="module")
 async def test_the_wrong_kind_of_model_says_where_to_ask(client: httpx.AsyncClient) -> None:
     for path, fields, says in (
         ("/v1/embeddings", {"model": "cross", "input": "a"}, "ask it at /rerank, /score or /classify"),
