@@ -80,9 +80,11 @@ class TracedCluster(Cluster):
         found: dict[Place, float] = {}
         for pid in pids:
             for file, function, at in await _written(self.folder / f"{pid}.{self.turns}.json"):
-                path = Path(file)
-                if path.is_relative_to(ROOT) and path.suffix == ".py" and NOT_OURS.isdisjoint(path.parts):
-                    place = Place(str(path.relative_to(ROOT)), function)
+                if not (path := Path(file)).is_relative_to(ROOT) or path.suffix != ".py":
+                    continue
+                path = path.relative_to(ROOT)
+                if NOT_OURS.isdisjoint(path.parts):
+                    place = Place(str(path), function)
                     found[place] = min(at, found.get(place, at))
         return found
 
