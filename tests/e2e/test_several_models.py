@@ -26,7 +26,10 @@ async def test_answers_are_the_models_own_while_workers_are_killed(tmp_path: Pat
     expected = {name: greedy_tokens(folder, PROMPTS, TOKENS) for name, folder in folders.items()}
     assert expected["llama"] != expected["qwen"]
     named = [part for name, folder in folders.items() for part in ("--model", f"{name}={folder}")]
-    async with up(None, tmp_path / "data", *named) as stack, httpx.AsyncClient(base_url=stack.url) as client:
+    async with (
+        up(None, tmp_path / "data", *named) as stack,
+        httpx.AsyncClient(base_url=stack.url, timeout=PATIENCE_S) as client,
+    ):
         assert "0 prefill and 1 decode for each" in await stack.says("Baton serves llama, qwen")
         listed = (await client.get("/v1/models")).json()["data"]
         assert [card["id"] for card in listed] == ["llama", "qwen"]
@@ -61,7 +64,7 @@ async def _answered(client: httpx.AsyncClient, body: dict[str, Any]) -> dict[str
     """The answer, asked for again while no worker is there: a model has one here, which is started again."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
-            response = await client.post("/v1/completions", json=body, timeout=PATIENCE_S)
+            response = await client.post("/v1/completions", json=body)
             if response.status_code != 503:
                 assert response.status_code == 200, response.text
                 answer: dict[str, Any] = response.json()

@@ -40,7 +40,7 @@ def test_a_model_is_fetched_served_by_its_name_and_kept_while_it_is(tmp_path: Pa
                 said += line
             assert "fetching org/demo@" in said
             url = f"http://127.0.0.1:{port}/v1"
-            assert [one["id"] for one in httpx.get(f"{url}/models").json()["data"]] == ["org/demo"]
+            assert [one["id"] for one in httpx.get(f"{url}/models", timeout=60).json()["data"]] == ["org/demo"]
             body = {"model": "org/demo", "prompt": "Hello", "max_tokens": 8, "temperature": 0}
             assert httpx.post(f"{url}/completions", json=body, timeout=60).json()["choices"][0]["text"]
             listed, _ = started(hub, tmp_path, "list").communicate(timeout=60)

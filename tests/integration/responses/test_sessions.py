@@ -40,7 +40,9 @@ async def gateway(here: One) -> One:
 @pytest_asyncio.fixture
 async def stranger(here: One) -> AsyncIterator[httpx.AsyncClient]:
     """Another tenant's client."""
-    async with httpx.AsyncClient(base_url=here.url, headers={"authorization": f"Bearer {KEYS[1]}"}) as client:
+    async with httpx.AsyncClient(
+        base_url=here.url, headers={"authorization": f"Bearer {KEYS[1]}"}, timeout=60
+    ) as client:
         yield client
 
 
