@@ -20,6 +20,7 @@ SLOW = {
     "kv_memory_mb": 8,
     "fake_token_us": 3000,
 }  # computing takes longer than pulling, however busy the machine
+PATIENT = SLOW | {"pull_s": 60}  # as long as a peer that is there takes to push, however busy the machine
 
 
 async def answered(client: httpx.AsyncClient, cluster: Cluster, model: Path) -> list[int]:
@@ -44,7 +45,7 @@ async def test_the_next_turn_pulls_what_the_decode_worker_generated(
     transport: str, model: Path, tmp_path: Path
 ) -> None:
     async with (
-        Cluster(tmp_path / "run", model=model, transport=transport, **SLOW) as cluster,
+        Cluster(tmp_path / "run", model=model, transport=transport, **PATIENT) as cluster,
         client_of(cluster) as client,
         watching(cluster) as (_, peers),
     ):
@@ -61,7 +62,7 @@ async def test_the_next_turn_pulls_what_the_decode_worker_generated(
 
 @pytest.mark.long
 async def test_what_the_decode_worker_evicted_to_host_memory_is_pulled(model: Path, tmp_path: Path) -> None:
-    options = SLOW | {"fake_token_us": 500, "kv_memory_mb": 1, "kv_host_mb": 16}  # a pool of 512 blocks
+    options = PATIENT | {"fake_token_us": 500, "kv_memory_mb": 1, "kv_host_mb": 16}  # a pool of 512 blocks
     async with (
         Cluster(tmp_path / "run", model=model, **options) as cluster,
         client_of(cluster) as client,

@@ -66,13 +66,12 @@ async def test_ranks_compute_again_what_had_to_give_way(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(("prefill", "decode"), [(1, 2), (2, 1), (2, 4)])
 async def test_the_next_turn_pulls_from_a_worker_of_another_width(prefill: int, decode: int, tmp_path: Path) -> None:
-    """Over shm: a pull has a second, which ucx may take on a busy machine to open its link."""
     model = build_tiny_model(tmp_path / "llama", "llama")
     prompt, widths = list(range(30, 132)), {"prefill-0": prefill, "decode-0": decode}
     turn = prompt + greedy_tokens(model, [prompt], ANSWER)[0]
     second = [*turn, 7, 8, 9]
     async with (
-        WideCluster(tmp_path / "run", model=model, widths=widths) as cluster,
+        WideCluster(tmp_path / "run", model=model, widths=widths, pull_s=60) as cluster,
         watching(cluster) as (_, peers),
         httpx.AsyncClient(base_url=cluster.url, timeout=60) as client,
     ):

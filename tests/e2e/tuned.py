@@ -15,7 +15,7 @@ from planner.planner import PlannerConfig
 from services.gateway.settings import GatewaySettings
 from services.planner.settings import PlannerSettings
 
-OF_WORKERS = ("--max-prefills", "--fake-faults")
+OF_WORKERS = ("--max-prefills", "--fake-faults", "--pull-s")
 
 
 class TunedGateway(GatewaySettings):
@@ -78,15 +78,18 @@ def main(service: str) -> int:
 
 
 def work(service: str) -> int:
-    """A worker that holds fewer prompts, or whose fake device has faults."""
+    """A worker that holds fewer prompts, waits longer for what it pulls, or whose fake device has faults."""
     from engine.fake.engine import FakeEngine
     from engine.fake.faults import FakeFaults
     from services.worker import process
+    from worker.pulls import puller
 
     flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     flags.add_argument("--max-prefills", type=int, default=16)
     flags.add_argument("--fake-faults", type=FakeFaults, default="")
+    flags.add_argument("--pull-s", type=float, default=puller.LEAST_S)
     own, sys.argv[1:] = flags.parse_known_args(sys.argv[1:])
+    puller.LEAST_S = own.pull_s
     for name, made in (
         ("PrefillRole", partial(process.PrefillRole, max_requests=own.max_prefills)),
         ("FakeEngine", partial(FakeEngine, faults=own.fake_faults)),
