@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from common.errors import InvalidRequestError
 from gateway.grammars.maker import GrammarMaker
@@ -43,8 +45,9 @@ async def grammar_of_message(
     budget = wish.budget if wish.is_reasoning else None
     if wish.body is not None and not (shape.calls or shape.thinks or shape.has_thought or format_.is_in_parts):
         return replace(wish.body, after=after, budget=budget)
+    write = partial(message_grammar, bound, shape, eos_ids)
     try:
-        text = message_grammar(bound, shape, eos_ids)
+        text = await asyncio.to_thread(write) if shape.calls else write()  # schemas may be large
     except (ValueError, RecursionError) as error:
         why = "is too deep" if isinstance(error, RecursionError) else error
         raise InvalidRequestError(f"{_field(wish)}: {why}", param=_field(wish)) from None
