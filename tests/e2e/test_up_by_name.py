@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,8 @@ def test_a_model_is_fetched_served_by_its_name_and_kept_while_it_is(tmp_path: Pa
             assert httpx.post(f"{url}/completions", json=body, timeout=60).json()["choices"][0]["text"]
             listed, _ = started(hub, tmp_path, "list").communicate(timeout=60)
             assert listed.splitlines()[1].split()[-1] == "served"
+            shown, _ = started(hub, tmp_path, "show", "org/demo").communicate(timeout=60)
+            assert re.search(r"^fit +needs .* of weights", shown, re.MULTILINE)
             refused, _ = started(hub, tmp_path, "rm", "org/demo").communicate(timeout=60)
             assert "serves it: stop that first" in refused
         finally:

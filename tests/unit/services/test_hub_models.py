@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
+import io
 import json
 import os
 import re
@@ -12,6 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import namedtuple
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +24,9 @@ import huggingface_hub
 import pytest
 from huggingface_hub import constants
 
+from cli.list.__main__ import main as list_main
+from cli.rm.__main__ import main as rm_main
+from cli.show import __main__ as show
 from common.settings import ROOT, ConfigError
 from services.runtime import hub as names
 from services.runtime.hub import parsed
@@ -220,22 +226,21 @@ def test_a_command_that_was_killed_goes_on_with_what_it_had(hub: Hub) -> None:
     hub.faults.hold["model.safetensors"] = threading.Event()
     first = run(hub, "pull", "org/demo")
     assert hub.halfway.wait(60)
-    unfinished = list[Path]()
-    while not any(file.stat().st_size > len(WEIGHTS) // 4 for file in unfinished):
+    unfinished = f"{hashlib.sha256(WEIGHTS).hexdigest()}.*"  # the others get their names meanwhile
+    while not any(file.stat().st_size > len(WEIGHTS) // 4 for file in names.cache().rglob(unfinished)):
         assert first.poll() is None, first.communicate()
-        unfinished = [*names.cache().rglob("*.incomplete")]
+        time.sleep(0.01)
     os.kill(first.pid, signal.SIGKILL)
     first.communicate()
     assert names.whole(parsed("org/demo") or ("",)) is None  # type: ignore[arg-type]
     assert kept_models() == []
     hub.faults.hold["model.safetensors"].set()
-    second = run(hub, "pull", "org/demo")
-    said, wrong = second.communicate(timeout=60)
-    assert (second.returncode, wrong) == (0, "")
-    assert re.search(r"files?, 15 MB, \d+ MB of them are here", said)
+    said: list[str] = []
+    folder = by_name("org/demo", said.append, newest=True)
+    assert re.search(r"files?, 15 MB, \d+ MB of them are here", said[0])
     last = hub.asked("GET", "model.safetensors")[-1]["Range"]
     assert int(last.removeprefix("bytes=").removesuffix("-")) >= len(WEIGHTS) // 4
-    assert (fetch("org/demo") / "model.safetensors").read_bytes() == WEIGHTS
+    assert (folder / "model.safetensors").read_bytes() == WEIGHTS
 
 
 def _wrong(hub: Hub) -> None:
@@ -284,7 +289,16 @@ def test_a_gateway_fetches_the_text_and_a_worker_the_rest(hub: Hub) -> None:
     assert (folder / "model.safetensors").read_bytes() == WEIGHTS
 
 
-def test_what_is_served_is_not_removed_unless_somebody_means_it(hub: Hub) -> None:
+def test_what_is_served_is_not_removed_unless_somebody_means_it(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def said(command: Callable[[], int], *words: str) -> tuple[int, str, str]:
+        """Exit code, output and errors of a command."""
+        monkeypatch.setattr(sys, "argv", ["baton", *words])
+        return command(), *capsys.readouterr()
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO())  # no terminal
+    monkeypatch.setattr(show, "fit_here", lambda model: [])  # tests/e2e/test_up_by_name.py has it computed
     hub.add("org/demo", DEMO | {"model.safetensors": WEIGHTS})
     folder = fetch("org/demo")
     assert not is_served(folder)
@@ -294,16 +308,13 @@ def test_what_is_served_is_not_removed_unless_somebody_means_it(hub: Hub) -> Non
     assert serving.stdout is not None
     assert serving.stdout.readline() == "serving\n"
     assert is_served(folder)
-    listed, _ = run(hub, "list").communicate(timeout=60)
-    assert re.search(r"org/demo .* served$", listed, re.MULTILINE)
-    shown, _ = run(hub, "show", "org/demo").communicate(timeout=60)
+    assert re.search(r"org/demo .* served$", said(list_main)[1], re.MULTILINE)
+    _, shown, _ = said(show.main, "org/demo")
     assert "served by a process of this machine" in shown
     assert "LlamaForCausalLM is served" in shown
-    refused = run(hub, "rm", "org/demo")
-    assert "a process of this machine serves it: stop that first, or say --yes" in refused.communicate(timeout=60)[1]
-    assert refused.returncode == 2
-    meant = run(hub, "rm", "org/demo", "--yes")
-    assert re.match(r"removed org/demo: 16 MB are free again", meant.communicate(timeout=60)[0])
+    code, _, refused = said(rm_main, "org/demo")
+    assert (code, "a process of this machine serves it: stop that first, or say --yes" in refused) == (2, True)
+    assert said(rm_main, "org/demo", "--yes")[1].startswith("removed org/demo: 16 MB are free again")
     assert not folder.exists()
     serving.communicate("\n", timeout=60)
 
