@@ -12,7 +12,7 @@ from tests.unit.engine.families.exact import TAKEN, Bench, asked, prompt_of
 from tests.unit.engine.generate import new_sequence
 
 LENGTHS = (1, 16, 17, 33)
-# Drafts meet what a layer keeps, not its products and norms: one family for each kind of that. The others are `long`.
+# Drafts, prefixes and losses meet what a layer keeps, not its products and norms: one family for each kind. Others are `long`.
 KEEPING = """
 llama; llama4-chunks; gemma2; gemma3; gemma3n; gemma4; gpt_oss; mimo_v2_flash; laguna; minicpm3; deepseek_v3; deepseek_v32;
 glm_moe_dsa; longcat_flash; qwen3_next; qwen3_5; granite4; falcon_h1; jamba; lfm2; kimi_linear; olmo_hybrid; nemotron_h;
@@ -34,6 +34,11 @@ def _if_it_keeps_more(case: Case) -> object:
     return _parameter(case) if is_first else pytest.param(case, id=case.name, marks=pytest.mark.long)
 
 
+of_each_way_to_keep = pytest.mark.parametrize(
+    "bench", [_if_it_keeps_more(case) for case in CASES], indirect=True, scope="module"
+)
+
+
 @pytest.fixture(scope="module", params=[_parameter(case) for case in CASES])
 def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bench:
     return Bench(request.param, tmp_path_factory.mktemp("family"))
@@ -45,6 +50,7 @@ def test_a_prompt_is_handed_over_and_goes_on(bench: Bench, chunk_size: int) -> N
     bench.check_handed_over(chunk_size=chunk_size)
 
 
+@of_each_way_to_keep
 def test_a_prompt_begins_with_another_ones_blocks(bench: Bench) -> None:
     generator, _ = bench.generators()
     first, prompt = asked("first", prompt_of(70)), prompt_of(70)
@@ -86,7 +92,7 @@ def test_drafts_of_any_quality_change_nothing(bench: Bench) -> None:
     assert 0 < sum(decode.accepted) < len(decode.accepted) * Drafts.LONGEST
 
 
-@pytest.mark.parametrize("bench", [_if_it_keeps_more(case) for case in CASES], indirect=True)
+@of_each_way_to_keep
 def test_drafts_go_on_from_copies_checkpoints_and_after_a_loss(bench: Bench) -> None:
     plain, _ = bench.generators()
     prompts = [prompt_of(max(length, bench.shortest), seed=4) for length in (17, 33, 44)]
@@ -114,6 +120,7 @@ def test_drafts_go_on_from_copies_checkpoints_and_after_a_loss(bench: Bench) -> 
     assert decode.pool.num_used == TAKEN
 
 
+@of_each_way_to_keep
 def test_a_sequence_that_lost_its_blocks_is_computed_again(bench: Bench) -> None:
     prefill, decode = bench.generators()
     lost, other = asked("lost", prompt_of(33)), asked("other", prompt_of(20))

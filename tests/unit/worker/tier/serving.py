@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from engine.engine import Engine
@@ -27,6 +28,14 @@ MODELS = {
     "states": (hybrids.QWEN_3_5.name, {}),
     "windows and states": (hybrid_windows.CASE.name, {}),
 }
+# Copies that are late, fail or find no room are alike for every kind of KV: one of few parts, and one of all. Others are `long`.
+FEW = ("grouped heads", "windows and states")
+of_few_kinds = pytest.mark.parametrize(
+    "engine",
+    [pytest.param(name, marks=[] if name in FEW else [pytest.mark.long]) for name in MODELS],
+    indirect=True,
+    scope="module",
+)
 
 
 class Server:

@@ -11,7 +11,7 @@ import pytest
 
 from engine.engine import Engine
 from tests.unit.worker.tier.disk_serving import DiskServer
-from tests.unit.worker.tier.serving import NUM_PROMPTS, ask
+from tests.unit.worker.tier.serving import NUM_PROMPTS, ask, of_few_kinds
 from worker.tier.disk import Disk
 from worker.tier.file_tier import PAUSE_S
 from worker.tier.settings import DiskSettings
@@ -55,6 +55,7 @@ def test_what_host_memory_gave_up_is_found_in_files(engine: Engine, cold: list[l
     server.check_nothing_is_held()
 
 
+@of_few_kinds
 def test_a_block_that_is_seen_once_is_not_written(engine: Engine, cold: list[list[int]], tmp_path: Path) -> None:
     server = DiskServer(engine, tmp_path)
     assert server.answers() == cold
@@ -69,6 +70,7 @@ def test_a_new_process_finds_what_a_former_one_wrote(server: DiskServer, former:
     server.check_nothing_is_held()
 
 
+@of_few_kinds
 @pytest.mark.parametrize("harm", ["torn", "gone", "one bit", "another's"])
 def test_a_file_that_is_not_what_was_written_is_a_miss(
     engine: Engine, cold: list[list[int]], server: DiskServer, harm: str
@@ -92,6 +94,7 @@ def test_a_file_that_is_not_what_was_written_is_a_miss(
     server.check_nothing_is_held()
 
 
+@of_few_kinds
 def test_a_full_disk_is_tried_again_later(
     engine: Engine, cold: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,6 +114,7 @@ def _full(*_: object) -> None:
     raise OSError(28, "No space left on device")
 
 
+@of_few_kinds
 def test_files_never_take_more_than_their_bound(engine: Engine, cold: list[list[int]], tmp_path: Path) -> None:
     server = DiskServer(engine, tmp_path, max_bytes=8 * engine.layout.block_bytes + 8 * 4096)
     for _ in range(4):
@@ -121,6 +125,7 @@ def test_files_never_take_more_than_their_bound(engine: Engine, cold: list[list[
     server.check_nothing_is_held()
 
 
+@of_few_kinds
 def test_nobody_waits_for_a_disk_that_hangs(server: DiskServer, cold: list[list[int]]) -> None:
     server.answers()  # host memory has blocks, too
     number = next(number for number in range(NUM_PROMPTS) if _begins_to_read(server, number))
@@ -149,6 +154,7 @@ def _begins_to_read(server: DiskServer, number: int) -> bool:
     return begins
 
 
+@of_few_kinds
 def test_what_proved_wrong_is_in_no_file(server: DiskServer, cold: list[list[int]]) -> None:
     server.answers()  # host memory has blocks, too
     number = next(number for number in range(NUM_PROMPTS) if _begins_to_read(server, number))
@@ -159,6 +165,7 @@ def test_what_proved_wrong_is_in_no_file(server: DiskServer, cold: list[list[int
     assert server.answer(number)[0] == cold[number]
 
 
+@of_few_kinds
 def test_a_wrong_blocks_file_is_gone_though_the_process_ends_at_once(server: DiskServer, engine: Engine) -> None:
     assert server.paths()
     for digest in [*server.files.blocks]:
@@ -168,11 +175,13 @@ def test_a_wrong_blocks_file_is_gone_though_the_process_ends_at_once(server: Dis
     assert len(DiskServer(engine, server.kv_files.folder.parent).files.blocks) == 0
 
 
+@of_few_kinds
 def test_a_directory_that_cannot_be_used_is_no_disk(engine: Engine, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert Disk.claim(DiskSettings(tmp_path / "file", 1 << 30), engine.layout) is None
 
 
+@of_few_kinds
 def test_a_disk_finds_no_more_than_it_may_have(engine: Engine, former: Former, tmp_path: Path) -> None:
     shutil.copytree(former.directory, tmp_path / "kv")
     disk = Disk.claim(DiskSettings(tmp_path / "kv", former.num_bytes // 2), engine.layout)

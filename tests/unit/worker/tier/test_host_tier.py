@@ -6,7 +6,7 @@ import pytest
 
 from common.blocks import hash_blocks
 from engine.engine import Engine
-from tests.unit.worker.tier.serving import BLOCK, LENGTH, NUM_PROMPTS, Server, ask
+from tests.unit.worker.tier.serving import BLOCK, LENGTH, NUM_PROMPTS, Server, ask, of_few_kinds
 from worker.heartbeat import IndexNews
 from worker.serving.allocation import withdraw
 
@@ -66,6 +66,7 @@ def test_a_flipped_bit_in_host_memory_is_a_miss(engine: Engine, cold: list[list[
     assert server.tier.totals().hit_tokens == 0
 
 
+@of_few_kinds
 def test_what_proved_wrong_is_in_no_tier(engine: Engine, cold: list[list[int]]) -> None:
     server = Server(engine)
     for number in range(NUM_PROMPTS):
@@ -81,6 +82,7 @@ def test_what_proved_wrong_is_in_no_tier(engine: Engine, cold: list[list[int]]) 
     assert server.answer(0) == (cold[0], 0)
 
 
+@of_few_kinds
 def test_a_small_tier_stores_what_is_seen_again(engine: Engine, cold: list[list[int]]) -> None:
     server = Server(engine, slots_of_pool=1)
     assert [server.answer(number)[0] for number in range(NUM_PROMPTS)] == cold
@@ -92,6 +94,7 @@ def test_a_small_tier_stores_what_is_seen_again(engine: Engine, cold: list[list[
     assert server.tier.totals().hit_tokens > 0
 
 
+@of_few_kinds
 @pytest.mark.parametrize("after", ["copied", "read"])
 def test_a_block_that_is_evicted_before_its_copy_landed_is_not_stored(engine: Engine, after: str) -> None:
     server = Server(engine)
@@ -113,6 +116,7 @@ def test_a_block_that_is_evicted_before_its_copy_landed_is_not_stored(engine: En
     server.pool.release(held)
 
 
+@of_few_kinds
 def test_a_prompt_that_leaves_while_it_is_loaded_holds_nothing(engine: Engine, cold: list[list[int]]) -> None:
     server = Server(engine)
     for number in range(NUM_PROMPTS):
@@ -126,6 +130,7 @@ def test_a_prompt_that_leaves_while_it_is_loaded_holds_nothing(engine: Engine, c
     assert server.answer(0)[0] == cold[0]
 
 
+@of_few_kinds
 def test_a_load_that_takes_too_long_is_a_miss_and_keeps_its_blocks_until_it_lands(
     engine: Engine, cold: list[list[int]]
 ) -> None:
@@ -150,6 +155,7 @@ def test_a_load_that_takes_too_long_is_a_miss_and_keeps_its_blocks_until_it_land
     assert server.tier.totals().failed_copies == 1
 
 
+@of_few_kinds
 def test_a_load_that_fails_is_a_miss(engine: Engine, cold: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server(engine)
     for number in range(NUM_PROMPTS):
@@ -159,6 +165,7 @@ def test_a_load_that_fails_is_a_miss(engine: Engine, cold: list[list[int]], monk
     assert server.tier.totals().failed_copies == 1
 
 
+@of_few_kinds
 def test_nothing_is_stored_behind_a_copy_that_takes_too_long(engine: Engine, cold: list[list[int]]) -> None:
     server = Server(engine)
     for number in range(2):
@@ -175,6 +182,7 @@ def test_nothing_is_stored_behind_a_copy_that_takes_too_long(engine: Engine, col
     assert server.pool.num_used == 0
 
 
+@of_few_kinds
 def test_prompts_that_begin_alike_wait_for_one_load(engine: Engine, cold: list[list[int]]) -> None:
     server = Server(engine)
     for number in range(NUM_PROMPTS):
@@ -192,6 +200,7 @@ def test_prompts_that_begin_alike_wait_for_one_load(engine: Engine, cold: list[l
     assert server.answer(0) == (cold[0], LENGTH // BLOCK * BLOCK)
 
 
+@of_few_kinds
 def test_who_waits_for_anothers_load_that_fails_goes_on_alone(engine: Engine, cold: list[list[int]]) -> None:
     server = Server(engine)
     for number in range(NUM_PROMPTS):
@@ -208,6 +217,7 @@ def test_who_waits_for_anothers_load_that_fails_goes_on_alone(engine: Engine, co
     assert server.pool.num_used == 0
 
 
+@of_few_kinds
 def test_without_room_nothing_is_loaded(engine: Engine) -> None:
     server = Server(engine)
     for number in range(NUM_PROMPTS):
@@ -219,6 +229,7 @@ def test_without_room_nothing_is_loaded(engine: Engine) -> None:
     server.pool.release(held)
 
 
+@of_few_kinds
 def test_where_no_prompt_is_computed_nothing_is_stored(engine: Engine) -> None:
     server = Server(engine)
     server.generator.run([ask(0)])
@@ -228,6 +239,7 @@ def test_where_no_prompt_is_computed_nothing_is_stored(engine: Engine) -> None:
     server.pool.release(held)
 
 
+@of_few_kinds
 def test_without_host_memory_the_pool_goes_on_alone(
     engine: Engine, cold: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
