@@ -50,9 +50,11 @@ unit integration e2e: $(VENV)/.testing
 # One run: no core waits for the other at the end of each tier. A third of the time is spent waiting: four tests share two cores.
 # The longest files come first, in the order given: the last ones take some seconds, so that the workers end together.
 # Fuzzing is short here, and the simulation has 500 seeds.
+LONG_UNITS := $(addprefix tests/unit/,engine kernels worker gateway benchmarks services cli deploy telemetry house)
+UNITS := $(LONG_UNITS) $(filter-out $(LONG_UNITS),$(patsubst %/,%,$(sort $(wildcard tests/unit/*/))))
 tiers: $(VENV)/.testing
 	$(PYTEST) -n 4 --dist loadfile --no-loadscope-reorder -m "not long" \
-	    tests/chaos/test_kills.py tests/simulation tests/fuzz tests/e2e tests/integration tests/unit
+	    tests/chaos/test_kills.py tests/simulation tests/fuzz tests/e2e tests/integration $(UNITS)
 
 # The rest that is marked long: `compiled` and `models` run their own.
 unit-long: STUCK_S := 900
