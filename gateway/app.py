@@ -37,6 +37,7 @@ from gateway.observe.metrics import GatewayMetrics
 from gateway.observe.request_metrics import Logged, RequestLog, RequestMetrics, count_usage
 from gateway.observe.spans import ServerSpans
 from gateway.observe.tenant_metrics import TenantLabels, TenantMetrics
+from gateway.pooling.lines import PooledLines
 from gateway.pooling.routes import PoolingRoutes
 from gateway.pooling.service import Answering, PoolingModels
 from gateway.request.refused import Refusals
@@ -56,7 +57,7 @@ from gateway.tenants.tenants import Tenants
 OPENAPI_PATH = "/openapi.json"
 MAX_TOLD = 6  # paths suggested in a 404
 
-MakeBatches = Callable[[Answers, DialectTable, GatewayMetrics], BatchRoutes]
+MakeBatches = Callable[[Answers, DialectTable, GatewayMetrics, PooledLines], BatchRoutes]
 MakeResponses = Callable[[Answers, DialectTable, GatewayMetrics, BodyLimits], Joined]
 
 
@@ -153,7 +154,7 @@ def create_app(
     ignores = settings.ignores_unknown_fields
     routes.append(PoolingRoutes(answering, metrics, body_limits, ignores_unknown=ignores).routes)
     if batches is not None:
-        routes.append(batches(answers, table, metrics).routes)
+        routes.append(batches(answers, table, metrics, PooledLines(pooling, answering, metrics)).routes)
     if keys is not None:
         routes.append(KeyRoutes(keys, settings.tenants).routes)
         generations.timelines.on_end(partial(count_usage, keys.usage))

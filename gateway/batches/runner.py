@@ -31,12 +31,13 @@ from common.tracing import NoTracer, Tracer, in_trace
 from gateway.answers.start import Answers
 from gateway.batches.lines import WrongLineError, answered, model_of, parse_line, request_id
 from gateway.batches.metrics import BatchMetrics
+from gateway.batches.pooled import OPERATION, PooledLines
 from gateway.batches.records import Line, Result, encode, line_decoder, result_decoder
 from gateway.batches.store import BatchStore
 from gateway.dialects.table import Entry
 from gateway.http.body import BodyLimits, checked
 from gateway.http.exchange import RequestTrace
-from gateway.http.problem import NotKeptError, problem_of
+from gateway.http.problem import NotKeptError, error_object, problem_of
 from gateway.keeping.streams import Delivery, TooLargeError
 from gateway.observe.spans import describe_answer, line_span
 from gateway.request.spec import Origin
@@ -88,12 +89,14 @@ class LineRunner:
         tenants: Tenants,
         metrics: BatchMetrics,
         *,
+        pooled: PooledLines | None = None,
         tracer: Tracer | None = None,
     ) -> None:
         self._store = store
         self._streams = store.streams
         self._answers = answers
         self._entries = entries
+        self._pooled = pooled
         self._tenants = tenants
         self._metrics = metrics
         self._tracer = tracer or NoTracer()
@@ -112,7 +115,7 @@ class LineRunner:
 
     async def _pull(self, most: int) -> None:
         while not self._stopping:
-            if not self._answers.generations.ready:
+            if not self._answers.generations.ready and not (self._pooled is not None and self._pooled.is_ready):
                 await asyncio.sleep(NOT_READY_CHECK_S)
             elif len(self._tasks) >= most:
                 await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -223,14 +226,19 @@ class LineRunner:
     async def _asked(self, line: Line) -> Asked:
         """Read a line. Raises NotKeptError without its file, LaterError for another gateway's model."""
         raw = await self._store.line(line.file, line.part, line.place)
+        catalogue, pooled = self._answers.catalogue, self._pools(line)
         try:
-            read = parse_line(raw, endpoint=line.endpoint, models=self._answers.catalogue)
+            read = parse_line(raw, endpoint=line.endpoint, models=catalogue if pooled is None else pooled.names)
             model = model_of(read)
         except WrongLineError as error:  # it was checked when the batch was accepted
             log.warning("batches.line_of_another", extra={"batch": line.batch, "error": error.message})
             raise LaterError(OTHER_MODEL_RETRY_S) from error
-        chosen = self._answers.catalogue.choose(model, Asker(line.batch, line.tenant))
+        chosen = catalogue.choose(model, Asker(line.batch, line.tenant)) if pooled is None else model
         return Asked(line, read.custom_id, bytes(read.body), chosen)
+
+    def _pools(self, line: Line) -> PooledLines | None:
+        """Answers a line that no dialect does; None: one does."""
+        return None if line.endpoint in self._entries else self._pooled
 
     async def _keep(self, asked: Asked, result: Result) -> bool:
         """Store a result, however long NATS is down or full. False: the line has one, or its batch is over."""
@@ -286,13 +294,13 @@ class LineRunner:
     async def _answered(self, asked: Asked, tenant: Tenant) -> Result:
         """Raises ServingError."""
         line = asked.line
-        entry = self._entries[line.endpoint]
+        entry = self._entries.get(line.endpoint)
         context = self._tracer.new_trace()
         is_recorded = self._tracer.wants(context)
         trace = RequestTrace(context if is_recorded else "", "", time.monotonic(), is_recorded=is_recorded)
         try:
             with in_trace(trace.context):
-                body = await self._whole(entry, asked, tenant, trace)
+                body = await (self._whole if entry is not None else self._rows)(asked, tenant, trace)
             result = answered(line.batch, line.line, asked.custom_id, status=200, body=body)
             if len(result) > MAX_ENTRY_BYTES:
                 raise InvalidRequestError(
@@ -305,14 +313,30 @@ class LineRunner:
             raise
         finally:
             if is_recorded:
-                operation = entry.endpoint.operation
+                operation = entry.endpoint.operation if entry is not None else OPERATION
                 span = line_span(
                     trace, url=line.endpoint, operation=operation, batch=line.batch, custom_id=asked.custom_id
                 )
                 self._tracer.record(span)
 
-    async def _whole(self, entry: Entry, asked: Asked, tenant: Tenant, trace: RequestTrace) -> Any:
+    async def _rows(self, asked: Asked, tenant: Tenant, trace: RequestTrace) -> Any:
         """Raises ServingError."""
+        line = asked.line
+        if self._pooled is None or line.endpoint not in self._pooled.endpoints:
+            raise LaterError(OTHER_MODEL_RETRY_S)
+        return await self._pooled.answer(
+            line.endpoint,
+            asked.body,
+            tenant=of_batches(tenant),
+            priority=LOWEST_PRIORITY,
+            request_id=request_id(line.batch, line.line),
+            trace=trace,
+            limits=self._line_limits,
+        )
+
+    async def _whole(self, asked: Asked, tenant: Tenant, trace: RequestTrace) -> Any:
+        """Raises ServingError."""
+        entry = self._entries[asked.line.endpoint]
         endpoint = entry.endpoint
         origin = Origin(of_batches(tenant), trace.context, trace.began_at)
         # Checked before tokenising.
@@ -336,7 +360,10 @@ class LineRunner:
     def _failure(self, asked: Asked, error: ServingError) -> Result:
         """The entry of a line that failed with an HTTP status, in its dialect's form."""
         line = asked.line
-        status, body = self._entries[line.endpoint].dialect.error(problem_of(error), request_id(line.batch, line.line))
+        entry, problem = self._entries.get(line.endpoint), problem_of(error)
+        status, body = problem.status, error_object(problem)
+        if entry is not None:
+            status, body = entry.dialect.error(problem, request_id(line.batch, line.line))
         return Result(entry=answered(line.batch, line.line, asked.custom_id, status=status, body=body), failed=True)
 
 

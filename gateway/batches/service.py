@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from typing import Protocol
 
 from common.tasks import cancel_all
@@ -10,6 +11,7 @@ from common.tracing import Tracer
 from common.wire import Wire
 from gateway.answers.start import Answers
 from gateway.batches.metrics import BatchMetrics
+from gateway.batches.pooled import PooledLines
 from gateway.batches.records import BatchLimits
 from gateway.batches.routes import BatchRoutes
 from gateway.batches.runner import LineRunner
@@ -36,18 +38,26 @@ class Batches:
         self._workers: list[Worker] = []
         self._loops: list[asyncio.Task[None]] = []
 
-    def connect(self, answers: Answers, dialects: DialectTable, metrics: GatewayMetrics) -> BatchRoutes:
-        """Create the routes. Lines run through `answers`, each in its path's dialect."""
+    def connect(
+        self, answers: Answers, dialects: DialectTable, metrics: GatewayMetrics, pooled: PooledLines
+    ) -> BatchRoutes:
+        """Create the routes. Lines run through `answers`, each in its path's dialect, or through `pooled`."""
+        models = answers.catalogue
+
+        def models_of(endpoint: str) -> Collection[str]:
+            return pooled.names if endpoint in pooled.endpoints else models
+
         lines = LineRunner(
             self._store,
             answers,
             dialects.batchable,
             self._tenants,
-            BatchMetrics(answers.catalogue.labels, metrics),
+            BatchMetrics(models.labels, metrics),
+            pooled=pooled,
             tracer=self._tracer,
         )
-        self._workers = [lines, Steps(self._store, models=answers.catalogue)]
-        return BatchRoutes(self._store, tuple(dialects.batchable))
+        self._workers = [lines, Steps(self._store, models_of=models_of)]
+        return BatchRoutes(self._store, (*dialects.batchable, *pooled.endpoints))
 
     async def start(self) -> None:
         """Start what runs."""

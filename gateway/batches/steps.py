@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import msgspec
 
@@ -49,10 +49,10 @@ MAX_QUEUED_LINES = 1024
 class Steps:
     """Runs the steps of all batches."""
 
-    def __init__(self, store: BatchStore, *, models: Collection[str]) -> None:
+    def __init__(self, store: BatchStore, *, models_of: Callable[[str], Collection[str]]) -> None:
         self._store = store
         self._streams = store.streams
-        self._models = models
+        self._models_of = models_of
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
 
@@ -121,7 +121,7 @@ class Steps:
     # -- validating ----------------------------------------------------------------------------------------------------
 
     async def _validated(self, record: BatchRecord) -> BatchRecord:
-        checker = LineChecker(endpoint=record.endpoint, models=self._models)
+        checker = LineChecker(endpoint=record.endpoint, models=self._models_of(record.endpoint))
         try:
             async for part in self._store.parts(record.input_file_id, record.parts):
                 await asyncio.to_thread(checker.check, part)
@@ -201,7 +201,9 @@ class Steps:
             number += len(raw)
 
     async def _seal_line(self, record: BatchRecord, number: int, raw: bytes) -> None:
-        line = parse_line(raw, endpoint=record.endpoint, models=[record.model] if record.model else self._models)
+        line = parse_line(
+            raw, endpoint=record.endpoint, models=[record.model] if record.model else self._models_of(record.endpoint)
+        )
         code = record.seal
         entry = unanswered(record.id, number, line.custom_id, code=code, message=SEALS[code])
         await self._streams.create(subjects.batch_result(record.id, number), encode(Result(entry=entry, failed=True)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import re
 import struct
 import subprocess
@@ -19,6 +20,7 @@ import torch
 import transformers
 
 from tests.e2e.stack import PATIENCE_S, ROOT, Start, up
+from tests.integration.waiting import eventually
 from tests.pooling_models import build_pooling_model, build_scoring_model, write_reward_head
 
 DOCS = ROOT / "docs" / "embeddings.md"
@@ -57,6 +59,7 @@ async def test_vectors_are_exact_outlive_a_worker_and_chat_is_refused(
         short = await client.embeddings.create(model="mini", input=TEXTS[0], dimensions=8, encoding_format="float")
         cut = torch.nn.functional.normalize(found[0, :8], dim=0)
         torch.testing.assert_close(torch.tensor(short.data[0].embedding), cut, rtol=1e-5, atol=1e-5)
+        await _batch(client, embedder)
         running.children("services.pool")[0].kill()
         many = await client.embeddings.create(model="mini", input=TEXTS * 50)
         torch.testing.assert_close(torch.tensor([one.embedding for one in many.data[-4:]]), found, rtol=1e-5, atol=1e-5)
@@ -69,6 +72,33 @@ async def test_vectors_are_exact_outlive_a_worker_and_chat_is_refused(
             ["embedding"],
             32,
         )
+
+
+async def _batch(client: openai.AsyncOpenAI, folder: Path) -> None:
+    """Lines of OpenAI's batches are answered, the wrong one with its error."""
+    bodies = [{"model": "mini", "input": TEXTS[:2]}, {"model": "mini", "input": "a", "dimensions": 33}]
+    lines = [
+        {"custom_id": str(at), "method": "POST", "url": "/v1/embeddings", "body": body}
+        for at, body in enumerate(bodies)
+    ]
+    raw = "\n".join(map(json.dumps, lines)).encode()
+    file = await client.files.create(file=("lines.jsonl", raw), purpose="batch")
+    made = await client.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
+
+    async def is_over() -> bool:
+        return (await client.batches.retrieve(made.id)).status in ("completed", "failed")
+
+    await eventually(is_over, limit_s=PATIENCE_S)
+    made = await client.batches.retrieve(made.id)
+    assert made.request_counts is not None
+    assert (made.status, made.request_counts.completed, made.request_counts.failed) == ("completed", 1, 1), made
+    good, bad = [
+        json.loads((await client.files.content(str(name))).text)["response"]
+        for name in (made.output_file_id, made.error_file_id)
+    ]
+    found = torch.tensor([one["embedding"] for one in good["body"]["data"]])
+    torch.testing.assert_close(found, wanted(folder, TEXTS[:2]), rtol=1e-5, atol=1e-5)
+    assert (bad["status_code"], bad["body"]["error"]["param"]) == (400, "dimensions")
 
 
 def _printed(code: str) -> str:

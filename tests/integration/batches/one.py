@@ -71,7 +71,7 @@ class One:
             metrics,
             tracer=self.tracer,
         )
-        self.steps = Steps(self.store, models=[MODEL])
+        self.steps = Steps(self.store, models_of=lambda _: [MODEL])
         self._loops: list[asyncio.Task[None]] = []
 
     async def open(self) -> None:

@@ -207,9 +207,10 @@ async def test_lines_of_a_tenant_with_a_rule_have_the_model_of_its_alias(url: st
     shares = (Share(model=MODEL, percent=100.0), Share(model="canary", tenant=TENANT))
     lines = [line_of(number, model="chat") for number in range(3)]
     one = One(url, tokenizer, echo)
-    one.answers.catalogue = one.steps._models = Catalogue(
+    catalogue = Catalogue(
         {MODEL: tokenizer, "canary": tokenizer}, ScriptedWorkers(one.generations), aliases={"chat": shares}
     )
+    one.answers.catalogue, one.steps._models_of = catalogue, lambda _: catalogue
     async with one:
         batch = await one.end_of(await one.begin_raw(b"".join(json.dumps(line).encode() + b"\n" for line in lines)))
         assert (batch.status, batch.completed) == ("completed", 3)
