@@ -23,6 +23,8 @@ from modelfiles.pooling import Pooling
 
 ANY = "*"  # the alias that matches any other name
 LATEST = ":latest"  # the tag that Ollama's clients add to a name without one
+# A host says every 0.5 s what it has.
+LISTEN_S = 3.0
 HUB_PREFIXES = ("hf.co/", "huggingface.co/")  # likewise, before a hub's model
 
 
@@ -90,6 +92,8 @@ class Catalogue:
         `pooled`: models of vectors and scores, which generate nothing. `patterns`: of names of models that may come later.
         """
         self._patterns, self._came = tuple(patterns), set[str]()
+        self.coming: set[str] = set()  # they are being read
+        self._listens_until = time.monotonic() + LISTEN_S
         # The models that are or were here: it grows as they come.
         self.labels = [*tokenizers, *pooled]
         self.pooled = dict(pooled)
@@ -103,6 +107,11 @@ class Catalogue:
     def may_come(self, name: str) -> bool:
         """True if a model of this name is served once a host offers it."""
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self._patterns)
+
+    def is_coming(self, name: str) -> bool:
+        """True if a model of this name may be served in a moment: it is being read, or hosts may not have been heard yet."""
+        plain = of_hub(name)
+        return plain in self.coming or (time.monotonic() < self._listens_until and self.may_come(plain))
 
     @property
     def came(self) -> frozenset[str]:

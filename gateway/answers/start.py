@@ -90,8 +90,13 @@ class Answers:
         )
 
     def find(self, name: str, own_name: str = "") -> Served:
-        """Look up a model. Raises ModelNotFoundError, which lists the names. `own_name`: see `Catalogue.find`."""
+        """Look up a model. Raises ModelNotFoundError, which lists the names, or UnavailableError for one that may come.
+
+        `own_name`: see `Catalogue.find`.
+        """
         served = self.catalogue.find(name, own_name)
+        if served is None and self.catalogue.is_coming(name):
+            raise UnavailableError(f"the model {name!r} may be here in a moment: ask again")
         if served is None:
             raise ModelNotFoundError(self.catalogue.unknown(name), param="model")
         return served

@@ -32,18 +32,17 @@ class Newcomers:
         """`read(name)`, on a thread: what a gateway must know of a model. Raises ConfigError or OSError."""
         self._catalogue, self._agreement, self._hosts = catalogue, agreement, hosts
         self._background, self._read = background, read
-        self._reading: set[str] = set()
         self._failed_at: dict[str, float] = {}
 
     def saw(self, state: HostState) -> None:
         """Read what is new."""
         now = time.monotonic()
         for name in state.models:
-            if name in self._catalogue.names or name in self._reading or not self._catalogue.may_come(name):
+            if name in self._catalogue.names or name in self._catalogue.coming or not self._catalogue.may_come(name):
                 continue
-            has_room = len(self._catalogue.came) + len(self._reading) < MAX_NEWCOMERS
+            has_room = len(self._catalogue.came) + len(self._catalogue.coming) < MAX_NEWCOMERS
             if has_room and now - self._failed_at.get(name, -AGAIN_S) >= AGAIN_S:
-                self._reading.add(name)
+                self._catalogue.coming.add(name)
                 self._background.spawn(self._take(name))
 
     async def _take(self, name: str) -> None:
@@ -54,7 +53,7 @@ class Newcomers:
             log.warning("model.not_read", extra={"model": name, "why": str(error)})
             return
         finally:
-            self._reading.discard(name)
+            self._catalogue.coming.discard(name)
         self._failed_at.pop(name, None)
         self._agreement.add(name, own)
         self._catalogue.add(name, tokenizer)

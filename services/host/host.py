@@ -75,6 +75,9 @@ class Host:
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Follow the wishes until signalled; then let all workers drain."""
+        # Gateways must not hear a host that lacks a model for which requests wait.
+        if self._pulled is not None:
+            await self._look_once(self._pulled)
         await self._bus.subscribe(subjects.ALL_GATEWAY_HEARTBEATS, gateway_state_decoder, self._saw_gateway)
         await self._bus.subscribe(subjects.ALL_HEARTBEATS, worker_state_decoder, self._saw_worker)
         await self._bus.subscribe(subjects.host_heartbeat(subjects.ANY), host_state_decoder, self._saw_host)
@@ -96,19 +99,21 @@ class Host:
 
     async def _look(self) -> None:
         """Follow what comes to the cache, and goes."""
-        known: dict[str, Found] = {}
         while self._pulled is not None:
-            try:
-                found = await asyncio.to_thread(self._pulled.look)
-            except OSError as error:
-                log.warning("host.cache_unread", extra={"error": str(error)})
-                found = known
-            self._offer(found)
-            if found is not known:
-                log.info("host.found", extra={"models": ", ".join(self._models)})
-                self._changed.set()
-            known = found
             await asyncio.sleep(CACHE_S)
+            await self._look_once(self._pulled)
+
+    async def _look_once(self, pulled: PulledModels) -> None:
+        try:
+            found = await asyncio.to_thread(pulled.look)
+        except OSError as error:
+            log.warning("host.cache_unread", extra={"error": str(error)})
+            return
+        before = self._models.keys() | set[str]()
+        self._offer(found)
+        if self._models.keys() != before:
+            log.info("host.found", extra={"models": ", ".join(self._models)})
+            self._changed.set()
 
     def _offer(self, found: Mapping[str, Found]) -> None:
         """Have the models of the cache beside the plan's. One that is loaded and went from there stays until it is unloaded."""

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import random
 from collections import Counter
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import httpx
-import psutil
 import pytest
 
-from tests.e2e.stack import PATIENCE_S, ROOT, Up, up
+from tests.e2e.loading import LEFT_BYTES, PROMPT, TOKENS, ask, eventually, memory_of, serving
+from tests.e2e.stack import PATIENCE_S, ROOT
 from tests.models import build_tiny_model
 from tests.reference import greedy_tokens
 
-TOKENS = 16
-PROMPT = [7, 11, 13, 17, 19, 23] * 6
 MODELS = ("llama", "qwen")
-LEFT_BYTES = 64 << 20  # caches of gateway and servers, not a model
 
 
 @pytest.fixture(scope="module")
@@ -41,36 +35,10 @@ def expected(folders: dict[str, Path]) -> dict[str, list[int]]:
     return found
 
 
-@contextlib.asynccontextmanager
-async def serving(folders: dict[str, Path], data: Path, *options: str) -> AsyncIterator[tuple[Up, httpx.AsyncClient]]:
-    named = [part for name, folder in folders.items() for part in ("--model", f"{name}={folder}")]
-    async with (
-        up(None, data, *named, *options) as stack,
-        httpx.AsyncClient(base_url=stack.url, timeout=PATIENCE_S) as client,
-    ):
-        await stack.says(f"Baton serves {', '.join(folders)}")
-        yield stack, client
-
-
-async def ask(client: httpx.AsyncClient, model: str) -> list[int]:
-    body: dict[str, Any] = {"model": model, "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0}
-    answer = await client.post("/v1/completions", json=body | {"ignore_eos": True, "return_token_ids": True})
-    assert answer.status_code == 200, answer.text
-    assert answer.json()["model"] == model
-    tokens: list[int] = answer.json()["choices"][0]["token_ids"]
-    return tokens
-
-
 async def until_said(client: httpx.AsyncClient, line: str) -> None:
     """Wait until the gateway's metrics have a line."""
     async with asyncio.timeout(PATIENCE_S):
         while line not in (await client.get("/metrics")).text.splitlines():
-            await asyncio.sleep(0.05)
-
-
-async def eventually(found: Any) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not found():
             await asyncio.sleep(0.05)
 
 
@@ -195,12 +163,3 @@ async def test_three_models_swapped_under_load_lose_nothing_and_give_their_memor
         left = memory_of(stack) - idle
         print(f"{answers.total()} answers, {loads} loads in {seconds:.0f} s, {left / 1e6:+.1f} MB when idle again")
         assert left < LEFT_BYTES
-
-
-def memory_of(stack: Up) -> int:
-    """Private bytes of all its processes."""
-    total = 0
-    for process in stack.family():
-        with contextlib.suppress(psutil.Error):
-            total += process.memory_full_info().uss
-    return total

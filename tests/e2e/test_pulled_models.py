@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.e2e.stack import PATIENCE_S, ROOT, Up, up
-from tests.hub import Hub, hub_served
+from tests.e2e.pulling import NAMES, PROMPT, TOKENS, pull, put, serving, tokens_of
+from tests.e2e.stack import PATIENCE_S
+from tests.hub import hub_served
 from tests.models import build_tiny_model
 from tests.reference import greedy_tokens
-
-TOKENS = 16
-PROMPT = [7, 11, 13, 17, 19, 23] * 6
-NAMES = ("org/llama", "org/qwen")
 
 
 @pytest.fixture(scope="module")
@@ -29,39 +23,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "org/llama": build_tiny_model(folder / "llama", "llama"),
         "org/qwen": build_tiny_model(folder / "qwen", "qwen3", seed=1),
     }
-
-
-@contextlib.asynccontextmanager
-async def serving(hub: Hub, folder: Path, *options: str) -> AsyncIterator[tuple[Up, httpx.AsyncClient]]:
-    """A `baton up` of the demo that serves what is pulled of `org` as well."""
-    own = {"HF_HUB_CACHE": str(folder / "cache"), "HF_HOME": str(folder / "home"), "HF_ENDPOINT": hub.url}
-    named = ("--model", f"demo={ROOT / 'demo'}", "--model", "org/*", "--prefill", "0")
-    async with (
-        up(None, folder / "data", *named, *options, **own) as stack,
-        httpx.AsyncClient(base_url=stack.url, timeout=PATIENCE_S) as client,
-    ):
-        await stack.says("Baton serves demo, org/*")
-        key = (folder / "data" / "users" / "admin.key").read_text().strip()
-        client.headers["authorization"] = f"Bearer {key}"
-        yield stack, client
-
-
-def put(hub: Hub, name: str, folder: Path) -> None:
-    hub.add(name, {file.name: file.read_bytes() for file in folder.iterdir()})
-
-
-async def pull(client: httpx.AsyncClient, name: str) -> list[dict[str, Any]]:
-    answer = await client.post("/api/pull", json={"model": name})
-    assert answer.status_code == 200, answer.text
-    return [json.loads(line) for line in answer.text.splitlines()]
-
-
-async def tokens_of(client: httpx.AsyncClient, model: str) -> list[int]:
-    body = {"model": model, "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
-    answer = await client.post("/v1/completions", json=body | {"return_token_ids": True})
-    assert answer.status_code == 200, answer.text
-    tokens: list[int] = answer.json()["choices"][0]["token_ids"]
-    return tokens
 
 
 async def names(client: httpx.AsyncClient) -> set[str]:
@@ -77,7 +38,10 @@ async def test_what_is_pulled_is_served_at_once_swapped_and_gone_when_it_is_dele
         hub.add("other/llama", {file.name: file.read_bytes() for file in folders["org/llama"].iterdir()})
         async with serving(hub, tmp_path, "--keep-alive", "5m", "--max-loaded", "1") as (stack, client):
             assert await names(client) == {"demo"}
-            unknown = await client.post("/api/chat", json={"model": "org/llama", "messages": []})
+            body: dict[str, Any] = {"model": "org/llama", "messages": []}
+            async with asyncio.timeout(PATIENCE_S):
+                while (unknown := await client.post("/api/chat", json=body)).status_code == 503:
+                    await asyncio.sleep(0.05)  # hosts may not have been heard yet
             assert unknown.status_code == 404
             for name in ("hf.co/org/llama:latest", "org/qwen"):
                 steps = await pull(client, name)

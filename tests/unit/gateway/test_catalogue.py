@@ -75,8 +75,13 @@ def test_a_model_without_decode_workers_is_known_and_not_ready(catalogue: Catalo
     assert small.is_ready
 
 
-def test_a_model_that_comes_later_has_all_its_names_and_leaves_none(fleet: Fleet, tokenizer: ChatTokenizer) -> None:
+def test_a_model_that_comes_later_has_all_its_names_and_leaves_none(
+    fleet: Fleet, tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     catalogue = Catalogue({"small": tokenizer}, fleet, {"chat": "small"}, patterns=["org/*"])
+    assert catalogue.is_coming("hf.co/org/a:Q4_K_M")  # until hosts were heard
+    monkeypatch.setattr(catalogue, "_listens_until", 0.0)
+    assert not catalogue.is_coming("org/a:Q4_K_M")
     catalogue.take_aliases({"mine": [Share(model="org/a:Q4_K_M", percent=100.0)]})
     assert [catalogue.may_come(name) for name in ("org/a:Q4_K_M", "other/a", "small")] == [True, False, False]
     assert "mine" not in catalogue
