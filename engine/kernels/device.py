@@ -17,6 +17,8 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
 
+from engine.kernels import native
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -86,3 +88,15 @@ def twin(module: str) -> Callable[[Callable[P, R]], Twin[P, R]]:
         return Twin(reference, module)
 
     return decorate
+
+
+def native_takes(heads: torch.Tensor, pool: torch.Tensor, *numbers: torch.Tensor) -> bool:
+    """True if C's kernels take heads [T, H, D], a layer of a pool [num_blocks, 2, B, Hkv, D], and tables of whole numbers."""
+    return (
+        heads.dtype == torch.float32
+        and pool.dtype in (torch.float32, torch.float16)
+        and heads.stride()[1:] == (heads.shape[2], 1)
+        and pool.stride(4) == 1
+        and all(each.dtype == torch.int32 and each.stride(-1) == 1 for each in numbers)
+        and native.library() is not None
+    )

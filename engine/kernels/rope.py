@@ -12,7 +12,7 @@ import torch
 
 from engine.kernels import native
 from engine.kernels.codes import Codes, decoded, encoded, head_dim, turned
-from engine.kernels.device import twin
+from engine.kernels.device import native_takes, twin
 from engine.kernels.norm import rms_norm
 from engine.kernels.once import Once
 
@@ -159,7 +159,7 @@ def _is_native(
     heads: torch.Tensor, kv_layer: torch.Tensor, cos_sin: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor
 ) -> bool:
     """True if the kernel in C computes it, with the same bits."""
-    return heads.shape[2] % 16 == 0 and cos_sin.is_contiguous() and native.takes(heads, kv_layer, positions, slots)
+    return heads.shape[2] % 16 == 0 and cos_sin.is_contiguous() and native_takes(heads, kv_layer, positions, slots)
 
 
 def _rotate_natively(

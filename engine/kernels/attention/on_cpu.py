@@ -17,6 +17,7 @@ from engine.kernels import native
 from engine.kernels.attention import reference
 from engine.kernels.attention.plan import AttentionBatch, Scores, first_seen
 from engine.kernels.codes import Codes, numbers_of
+from engine.kernels.device import native_takes
 from engine.kernels.once import Once
 
 
@@ -88,7 +89,7 @@ def _is_native(q: torch.Tensor, kv_layer: torch.Tensor, batch: AttentionBatch, h
         and size % 8 == 0
         and size <= _MOST_DIM
         and (how.sinks is None or how.sinks.dtype == torch.float32)
-        and native.takes(q, kv_layer, batch.block_table, batch.context_len)
+        and native_takes(q, kv_layer, batch.block_table, batch.context_len)
     )
 
 

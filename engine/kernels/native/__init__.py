@@ -71,18 +71,6 @@ def loaded() -> ctypes.CDLL:
         return ctypes.CDLL(str(_compile(Path(own) / "kernels.so")))
 
 
-def takes(heads: torch.Tensor, pool: torch.Tensor, *numbers: torch.Tensor) -> bool:
-    """True if kernels take heads [T, H, D], a layer of a pool [num_blocks, 2, B, Hkv, D], and tables of whole numbers."""
-    return (
-        heads.dtype == torch.float32
-        and pool.dtype in (torch.float32, torch.float16)
-        and heads.stride()[1:] == (heads.shape[2], 1)
-        and pool.stride(4) == 1
-        and all(each.dtype == torch.int32 and each.stride(-1) == 1 for each in numbers)
-        and library() is not None
-    )
-
-
 def is_suitable() -> bool:
     """True on an x86-64 with AVX2, unless `ATEN_CPU_CAPABILITY` forbids it."""
     if sys.platform != "linux" or platform.machine() != "x86_64":

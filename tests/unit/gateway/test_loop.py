@@ -227,7 +227,7 @@ def gateway(demo: ChatTokenizer) -> Iterator[Watched]:
             generations=script,
             catalogue=script.catalogue(demo),
             settings=HttpSettings(tenants=tenants),
-            batches=lambda answers, table, metrics: BatchRoutes(store, list(table.batchable)),
+            batches=lambda answers, table, metrics, pooled: BatchRoutes(store, list(table.batchable)),
             keys=KeptKeys(Wire(), tenants, gateway_id="a", incarnation=1),
             control=FleetControl(None, Peers()),  # type: ignore[arg-type] - it is not started
         )

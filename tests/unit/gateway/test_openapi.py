@@ -23,7 +23,7 @@ async def document(tokenizer: ChatTokenizer) -> dict[str, Any]:
         generations=script,
         catalogue=script.catalogue(tokenizer),
         settings=HttpSettings(),
-        batches=lambda answers, table, metrics: BatchRoutes(None, list(table.batchable)),  # type: ignore[arg-type]
+        batches=lambda answers, table, metrics, pooled: BatchRoutes(None, list(table.batchable)),  # type: ignore[arg-type]
     )
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://localhost", verify=False

@@ -67,7 +67,7 @@ def metrics_of(
 ) -> tuple[TenantMetrics, CollectorRegistry]:
     registry = CollectorRegistry()
     made = TenantMetrics(
-        "m", registry, workers=lambda: fleet, budgets=budgets, limits=lambda: limits, labels=TenantLabels()
+        ("m",), registry, workers=lambda: fleet, budgets=budgets, limits=lambda: limits, labels=TenantLabels()
     )  # fmt: skip
     return made, registry
 
