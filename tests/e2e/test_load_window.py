@@ -54,11 +54,18 @@ def workers(stack: Up) -> list[psutil.Process]:
 @contextlib.asynccontextmanager
 async def held(stack: Up, client: httpx.AsyncClient, *models: str) -> AsyncIterator[list[psutil.Process]]:
     """The workers of models that were asked for, stopped while they load; those that live go on at the end."""
-    await eventually(lambda: len(workers(stack)) == len(models))
-    found = workers(stack)
-    for process in found:
-        process.suspend()
+    found = list[psutil.Process]()
+
+    def are_stopped() -> bool:
+        """Stop each as it comes: on a busy machine the first one would be ready before the last one has begun."""
+        for process in workers(stack):
+            if process not in found:
+                process.suspend()
+                found.append(process)
+        return len(found) == len(models)
+
     try:
+        await eventually(are_stopped)
         assert {f"{model} loading" for model in models} <= await states(client), "they were ready first"
         yield found
     finally:
