@@ -39,7 +39,7 @@ class Repository:
 
 @dataclass
 class Faults:
-    """What goes wrong with files at the CDN, by name."""
+    """Faults of the CDN, by the file's name."""
 
     cut_after: dict[str, list[int]] = field(default_factory=dict)  # bytes of each answer, then the connection ends
     wrong: set[str] = field(default_factory=set)  # one byte differs

@@ -84,7 +84,7 @@ class Hosts:
         """The state of a model at the host where it is nearest to being ready; None if no host offers it."""
         if not self._seen:
             return None
-        name, now = self._called.get(model, model), self._clock()
+        name, now = self.their_name(model), self._clock()
         self._seen = {host: seen for host, seen in self._seen.items() if now - seen[0] < GONE_AFTER_S}
         found = [state.models[name] for _, state in self._seen.values() if name in state.models]
         known = [one for one in found if one.status in _ORDER]

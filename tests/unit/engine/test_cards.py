@@ -1,4 +1,4 @@
-"""What cards of 8 to 141 GB hold, without a card: the pool that is left, what loading takes, and doctor's word before it."""
+"""Cards of 8 to 141 GB, without a card: the pool that is left, what loading takes, and doctor's word before it."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_loading_bounds_the_pool_where_it_takes_more_than_a_pass(
 def test_the_graphs_of_drafts_are_left_room(
     in_blocks: bool, logits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a head that reads three layers, with 8 bytes for each logit of 256 sequences."""
+    """A head that reads three layers has graphs with 8 bytes for each logit of 256 sequences."""
     free_on(monkeypatch, Case("RTX 4090, 24 GB", LLAMA_8B, 8.6, 0, True))
     plain = replace(model_spec(LLAMA_8B), draft=DraftSpec(layers=(), aux_layers=(1, 2, 3), in_blocks=in_blocks))
 

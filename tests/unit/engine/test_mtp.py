@@ -19,7 +19,7 @@ from tests.unit.engine.generate import Generator
 from tests.unit.engine.mtp_reference import CASES, FAMILIES, Mtp, Reference
 
 NUM_DRAFTS = 3
-# What carries drafts on asks for the layer's form, of which there are three, not for the model's products. Others are `long`.
+# The layer's form, of which there are three, decides how drafts are carried on; products don't. Others are `long`.
 OF_EACH_FORM = ("qwen3_next", "deepseek_v3", "mimo")
 of_each_form = pytest.mark.parametrize(
     "built",

@@ -1,4 +1,4 @@
-"""What answers are compared with is right itself."""
+"""The reference of answers is right itself."""
 
 from __future__ import annotations
 

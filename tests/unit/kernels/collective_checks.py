@@ -79,7 +79,7 @@ class _Given:
 
 
 def check_stream(device: str, large: bool) -> None:
-    """What a layer adds to the stream is summed over ranks by the next norm, or by whoever reads the stream before."""
+    """A layer's terms of the stream are summed over ranks by the next norm, or by whoever reads the stream before."""
     terms, residual = torch.randn(2, 4, 64, device=device).half(), torch.randn(4, 64, device=device).half()
     norm_of_layer, kept = RmsNorm(torch.randn(64, device=device).half(), 1e-5), torch.tensor([2, 0], device=device)
 

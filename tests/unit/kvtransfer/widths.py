@@ -14,7 +14,7 @@ from engine.config import CacheConfig
 
 Bytes = npt.NDArray[np.uint8]
 SIZE = 4
-# What layers of the families keep: heads (of 2: fewer than four ranks), their scales, latents, windows, states.
+# Parts of a page, of each kind of the families: heads (of 2: fewer than four ranks), their scales, latents, windows, states.
 KEYS = PagePart(layers=2, planes=2, heads=4, dim=16, dtype="bfloat16")
 CODES = PagePart(layers=2, planes=2, heads=4, dim=16, dtype="uint8")
 SCALES = PagePart(layers=2, planes=2, heads=4, dim=1, dtype="float32")

@@ -1,4 +1,4 @@
-"""Which workers a host may put to sleep, known from their settings."""
+"""Workers that a host may put to sleep, known from their settings."""
 
 from __future__ import annotations
 

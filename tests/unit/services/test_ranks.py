@@ -118,7 +118,7 @@ ASKED = [
 def test_what_no_model_could_change_is_refused_before_one_is_fetched(
     options: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By a worker, by a host's file, and by `up`, where workers of one role would be refused."""
+    """A worker, a host's file and `up` refuse it, `up` also where workers of one role would be refused."""
     words, fetched = ["--model", "somebody/something", *options], list[object]()
     monkeypatch.setattr("services.worker.process.brought", lambda *said, **more: fetched.append(said))
     monkeypatch.setattr("services.worker.process.start_logging", lambda **said: None)

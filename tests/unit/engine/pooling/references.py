@@ -1,5 +1,5 @@
 # mypy: allow-untyped-calls
-"""What tests of encoders compare with: transformers' own models in float64, and inputs of many lengths."""
+"""References of encoders: transformers' own models in float64, and inputs of many lengths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pull is expected to take: by its link until it is measured, and again when nobody pulled for long."""
+"""The expected time of a pull: by its link until it is measured, and again when nobody pulled for long."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ class Ends:
         await settled()
 
     def answered(self, sequence: Sequence) -> list[int]:
-        """What the receiver says to the prompt, of which `num_cached` tokens were found."""
+        """The receiver's answer to the prompt, of which `num_cached` tokens were found."""
         self.puller.left(sequence)
         self.generators[1].run([sequence])
         return sequence.token_ids[sequence.num_prompt_tokens :]

@@ -65,7 +65,7 @@ def _wider(layout: KVLayout, more: int) -> KVLayout:
 
 
 async def _question(ends: Ends, layout: KVLayout) -> PullBlocks:
-    """What the receiver asks, as if it had this layout, and blocks enough."""
+    """The receiver's question, as if it had this layout, and blocks enough."""
     sequence = ends.offered()
     assert await ends.pulled(sequence)
     ends.puller.left(sequence)

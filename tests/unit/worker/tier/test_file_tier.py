@@ -19,7 +19,7 @@ from worker.tier.settings import DiskSettings
 
 @dataclass(frozen=True, slots=True)
 class Former:
-    """What a process wrote before it ended."""
+    """The files of a process that has ended."""
 
     directory: Path
     digests: frozenset[bytes]
