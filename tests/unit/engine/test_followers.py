@@ -102,8 +102,14 @@ def test_one_that_dies_is_named(number: signal.Signals) -> None:
 
 def test_one_that_closed_its_link_is_named_before_its_process_has_ended() -> None:
     closes = """
-import os, sys, time
-os.close(int(sys.argv[3]))
+import os, socket, sys, time
+rank, _, link = map(int, sys.argv[1:4])
+if rank == 1:
+    os.close(link)
+    time.sleep(3600)
+taken = socket.socket(fileno=link)
+while taken.recv(1 << 16):
+    pass
 time.sleep(3600)
 """
     with running(3, closes) as followers:
