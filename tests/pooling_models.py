@@ -93,7 +93,7 @@ def build_pooling_model(
     config = getattr(transformers, config_class)(**{**SHAPE, **fields, **changes})
     config.dtype = torch.float32
     model = getattr(transformers, family)(config)
-    _randomise(model, seed)
+    randomise(model, seed)
     model.save_pretrained(folder)
     build_word_tokenizer(folder, longest=config.max_position_embeddings)
     if modules and not family.endswith(("ForSequenceClassification", "ForCausalLM")):
@@ -177,7 +177,7 @@ def write_reward_head(folder: Path, kind: str, *, labels: int, seed: int = 5) ->
     config = json.loads((folder / "config.json").read_bytes())
     hidden = config["hidden_size"]
     head = torch.nn.Sequential(torch.nn.Linear(hidden, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, labels))
-    _randomise(head, seed)
+    randomise(head, seed)
     stored = {f"model.{name}": tensor for name, tensor in load_file(folder / "model.safetensors").items()}
     save_file(
         stored | {f"score.{name}": tensor for name, tensor in head.state_dict().items()}, folder / "model.safetensors"
@@ -192,7 +192,7 @@ def _write(file: Path, value: object) -> None:
 
 
 @torch.no_grad()
-def _randomise(model: torch.nn.Module, seed: int) -> None:
+def randomise(model: torch.nn.Module, seed: int) -> None:
     """Draw weights so that every tensor matters: what is far from a norm's 1 and a bias's 0 shows a forgotten one."""
     generator = torch.Generator().manual_seed(seed)
     for name, tensor in model.named_parameters():

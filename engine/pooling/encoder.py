@@ -254,13 +254,16 @@ class _FeedForward:
         self._spec, self._act = spec, ACTS[spec.activation]
         sizes = (size,) * (1 + spec.is_gated)
         self._inputs = model.linear(under, spec.inputs, hidden, sizes, bias=spec.has_bias)
-        self._output = model.linear(under, (spec.output,), size, (hidden,), bias=spec.has_bias)
+        bias = spec.has_bias if spec.has_output_bias is None else spec.has_output_bias
+        self._output = model.linear(under, (spec.output,), size, (hidden,), bias=bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         states = self._inputs(x)
         if not self._spec.is_gated:
             return self._output(self._act(states))
         gate, up = states.chunk(2, dim=-1)
+        if self._spec.is_up_first:
+            gate, up = up, gate
         return self._output(self._act(gate) * up)
 
 

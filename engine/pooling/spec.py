@@ -62,6 +62,8 @@ class FeedForwardSpec:
     activation: str
     is_gated: bool = False
     has_bias: bool = True
+    has_output_bias: bool | None = None  # None: as its inputs
+    is_up_first: bool = False  # the rows of up precede those of gate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

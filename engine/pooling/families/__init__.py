@@ -16,6 +16,7 @@ from engine.pooling.families.decoders import (
     with_words,
 )
 from engine.pooling.families.gemma import read_gemma3
+from engine.pooling.families.gte import read_gte
 from engine.pooling.families.reading import HARMLESS
 from engine.pooling.families.rotated import read_modern_bert, read_nomic_bert
 from engine.pooling.spec import EncoderSpec
@@ -34,6 +35,8 @@ _READERS: dict[str, Read] = {
     "NomicBert": read_nomic_bert,
     "EuroBert": read_eurobert,
     "Gemma3Text": read_gemma3,
+    "New": read_gte,  # GTE's remote code
+    "Gte": read_gte,
 }
 # Decoders whose last token is a text's vector: served so where the folder has modules.json.
 _DECODERS: dict[str, Read] = {

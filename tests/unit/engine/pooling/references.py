@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -27,3 +28,11 @@ def engine_of(folder: Path, **options: Any) -> PoolingEngine:
 def reference(folder: Path, kind: Any = transformers.AutoModel) -> Any:
     """Transformers' own, in float64: in float32 its sums differ from the truth as ours do, and by the processor."""
     return kind.from_pretrained(folder, attn_implementation="eager", dtype=torch.float64).eval()
+
+
+def changed(folder: Path, names: dict[str, str] | None = None, **fields: Any) -> Path:
+    """The same with some fields of its configuration changed, or under other names."""
+    config = folder / "config.json"
+    read = json.loads(config.read_bytes()) | fields
+    config.write_text(json.dumps({(names or {}).get(name, name): value for name, value in read.items()}))
+    return folder

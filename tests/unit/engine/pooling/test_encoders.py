@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from engine.pooling import engine as pooling_engine
 from engine.pooling.engine import PoolingInput
 from engine.pooling.heads import cut
 from tests.pooling_models import FAMILIES, build_pooling_model
-from tests.unit.engine.pooling.references import EXACT, engine_of, inputs, reference
+from tests.unit.engine.pooling.references import EXACT, changed, engine_of, inputs, reference
 
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "windows of the upper layers": (
@@ -192,14 +191,6 @@ def test_scores_are_those_of_transformers(family: str, labels: int, tmp_path: Pa
     [one] = engine.compute([PoolingInput(tokens=texts[4], work="classify")])
     [raw] = engine.compute([PoolingInput(tokens=texts[4], work="classify", is_raw=True)])
     torch.testing.assert_close(one, raw.sigmoid() if labels == 1 else raw.softmax(-1), **EXACT)
-
-
-def changed(folder: Path, names: dict[str, str] | None = None, **fields: Any) -> Path:
-    """The same with some fields of its configuration changed, or under other names."""
-    config = folder / "config.json"
-    read = json.loads(config.read_bytes()) | fields
-    config.write_text(json.dumps({(names or {}).get(name, name): value for name, value in read.items()}))
-    return folder
 
 
 PUBLISHED: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
