@@ -7,7 +7,7 @@ import logging
 import math
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from common import subjects
@@ -26,13 +26,12 @@ from common.messages import (
     to_host_decoder,
     worker_state_decoder,
 )
-from common.settings import PREFIX
 from common.tasks import Ready, cancel_all
 from common.words import HostStatus, WorkerStatus
 from services.host.child import Child, describe_exit, why_ended
 from services.host.models import Model, Wish
 from services.host.nursery import Nursery
-from services.host.plan import HostedWorker, HostPlan
+from services.host.plan import HostedWorker, HostPlan, cards_of
 from services.host.policy import TAKES_PLACE, ModelView, decide
 from services.host.pulled import Found, PulledModels
 from services.host.sharing import SILENT_S, leaves_to
@@ -109,7 +108,7 @@ class Host:
         except OSError as error:
             log.warning("host.cache_unread", extra={"error": str(error)})
             return
-        before = self._models.keys() | set[str]()
+        before = set(self._models)
         self._offer(found)
         if self._models.keys() != before:
             log.info("host.found", extra={"models": ", ".join(self._models)})
@@ -326,21 +325,22 @@ class Host:
             for name, model in self._models.items()
         }
         taken = [model for model in self._models.values() if model.status in TAKES_PLACE]
-        cards = [self._cards(model) for model in taken]
         return HostState(
             host=self._host_id,
             incarnation=self._incarnation,
             models=models,
             max_loaded=self._plan.max_loaded,
             free_places=max(0, (self._plan.max_loaded or len(models)) - len(taken)),
-            free_cards=len(set[str]().union(*map(self._cards, self._models.values())) - set[str]().union(*cards)),
+            free_cards=len(cards_of(self._workers()) - cards_of(worker for model in taken for worker in model.workers)),
             free_bytes=available_bytes() or 0,
             shares=True,
         )
 
-    def _cards(self, model: Model) -> set[str]:
-        devices = {worker.variables.get(f"{PREFIX}DEVICE", "") for worker in model.workers}
-        return {device for device in devices if device.startswith("cuda")}
+    def _workers(self) -> Iterator[HostedWorker]:
+        """All workers of the plan, and those that models of the cache may get."""
+        yield from (worker for workers in self._plan.models.values() for worker in workers)
+        if self._plan.pulled is not None:
+            yield from (worker for slot in self._plan.pulled.slots for worker in slot)
 
     def _view(self, name: str, model: Model, now: float) -> ModelView:
         model.wishes = {gateway: wish for gateway, wish in model.wishes.items() if wish.until > now}

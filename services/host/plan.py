@@ -1,10 +1,13 @@
-"""The models that a host may load, and the workers of each: a file that `baton up` writes. It imports nothing heavy."""
+"""The models that a host may load, and the workers of each: a file that `baton up` writes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
+
+from common.settings import PREFIX
 
 MAX_BYTES = 1 << 20
 
@@ -17,6 +20,15 @@ class HostedWorker(msgspec.Struct, frozen=True, kw_only=True):
     service: str  # prefill, decode or worker
     variables: dict[str, str]
     log_file: str
+
+    @property
+    def cards(self) -> set[str]:
+        """The GPUs of all its ranks, which are neighbours: none on a CPU."""
+        device = self.variables.get(f"{PREFIX}DEVICE", "")
+        if not device.startswith("cuda"):
+            return set()
+        first = int(device.partition(":")[2] or 0)
+        return {f"cuda:{first + rank}" for rank in range(int(self.variables.get(f"{PREFIX}TENSOR_PARALLEL_SIZE", 1)))}
 
 
 class PulledPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +49,11 @@ class HostPlan(msgspec.Struct, frozen=True, kw_only=True):
     can_park: bool = False  # workers can sleep
     parks_s: float = 0.0  # sleep of an idle model; 0: only who is told to sleeps
     needs_bytes: dict[str, int] = {}  # host memory that a model takes
+
+
+def cards_of(workers: Iterable[HostedWorker]) -> set[str]:
+    """The GPUs of several workers."""
+    return set[str]().union(*(worker.cards for worker in workers))
 
 
 def write_plan(plan: HostPlan, file: Path) -> None:

@@ -16,7 +16,8 @@ from common.messages import Ack, GatewayState, HostState, Unload, Want, host_rep
 from common.words import HostStatus, WorkerStatus
 from services.host import host as hosting
 from services.host.host import MAX_RESTARTS, Host
-from services.host.plan import HostedWorker, HostPlan
+from services.host.plan import HostedWorker, HostPlan, PulledPlan
+from services.host.pulled import PulledModels
 from tests.fakes.bus import MemoryBus
 from tests.fakes.workers import a_worker
 
@@ -58,10 +59,12 @@ class World:
     def __init__(self) -> None:
         self.bus = MemoryBus()
         self.told: dict[str, HostStatus] = {}
+        self.free_cards = 0
         self._news = asyncio.Event()
 
     def saw(self, state: HostState) -> None:
         self.told = {name: model.status for name, model in state.models.items()}
+        self.free_cards = state.free_cards
         self._news.set()
 
     async def until(self, status: HostStatus) -> None:
@@ -164,3 +167,19 @@ async def test_a_model_that_cant_be_kept_is_not_ready_while_its_other_workers_dr
         await world.until(HostStatus.UNLOADING)
         DRAINED.set()
         await world.until(HostStatus.FAILED)
+
+
+def on(device: str, ranks: int) -> HostedWorker:
+    variables = {"BATON_DEVICE": device, "BATON_TENSOR_PARALLEL_SIZE": str(ranks)}
+    return HostedWorker(name=device, id=device, service="worker", variables=variables, log_file="/nonexistent")
+
+
+async def test_gpus_are_free_that_no_rank_of_a_loaded_model_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = {"m": [on("cuda:0", 2)], "wider": [on("cuda:0", 4)], "alone": [on("cpu", 2)]}
+    pulled = PulledPlan(patterns=("org/*",), slots=[[on("cuda:4", 1)]])
+    monkeypatch.setattr(PulledModels, "look", lambda self: {})
+    async with hosted(monkeypatch, models=models, pulled=pulled) as world:
+        assert world.free_cards == 5
+        await world.want(m=Want(keep_s=3600.0, active=True))
+        await world.until(HostStatus.LOADING)
+        assert world.free_cards == 3
