@@ -11,7 +11,7 @@ from worker.tier.host_store import HostStore
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
+class ModelIdentity:
     """The name of a worker's model, and the fingerprints of its files."""
 
     name: str
@@ -23,7 +23,7 @@ class ServedModel:
 class WorkerSettings:
     """Settings that may differ between two sane deployments of a worker."""
 
-    served: ServedModel
+    served: ModelIdentity
     max_batch_tokens: int = 512
     max_sequences: int = 64
     step_targets: StepTargets = field(default_factory=StepTargets)

@@ -56,7 +56,7 @@ from services.worker.speculative import SpeculativeConfig
 from worker.device.step_policy import StepTargets, TargetRatios
 from worker.identity import Identity, Messenger
 from worker.probe_file import forget
-from worker.settings import ServedModel, WorkerSettings
+from worker.settings import ModelIdentity, WorkerSettings
 from worker.tier.building import host_store
 from worker.tier.disk import Disk
 from worker.tier.host_store import HostStore
@@ -250,10 +250,10 @@ def _vocab_size(model: Path) -> int:
     return int(read_json(model, CONFIG).get("vocab_size") or num_tokens(model) or FAKE_VOCAB)
 
 
-async def served_model(settings: WorkerServiceSettings) -> ServedModel:
+async def served_model(settings: WorkerServiceSettings) -> ModelIdentity:
     """The model's name and the fingerprints of its files, as others see them. Raises OSError, ValueError."""
     raw = await asyncio.to_thread(read_file, settings.model, TOKENIZER)
-    return ServedModel(
+    return ModelIdentity(
         settings.served_name,
         tokenizer_fingerprint=tokenizer_fingerprint(raw) if raw is not None else "",
         files_fingerprint=await asyncio.to_thread(files_fingerprint, settings.model),

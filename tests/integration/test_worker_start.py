@@ -23,7 +23,7 @@ from prefill.role import PrefillRole
 from tests.integration.waiting import LIMIT_S
 from tests.models import build_tiny_model
 from worker.identity import Identity, Messenger
-from worker.settings import ServedModel, WorkerSettings
+from worker.settings import ModelIdentity, WorkerSettings
 from worker.worker import Worker
 
 
@@ -72,7 +72,7 @@ async def new_worker(bus: NatsBus, redis_url: str, model: Path, name: str) -> As
             transfers=Transfers(
                 transport=transport, region=await transport.open(engine.kv, engine.layout, identity.incarnation)
             ),
-            settings=WorkerSettings(served=ServedModel("tiny", ""), max_batch_tokens=64, max_sequences=4),
+            settings=WorkerSettings(served=ModelIdentity("tiny", ""), max_batch_tokens=64, max_sequences=4),
         )
         worker.attach(DecodeRole(worker.context), active=role == "decode")
         worker.attach(PrefillRole(worker.context, max_requests=4), active=role == "prefill")

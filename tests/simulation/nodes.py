@@ -35,7 +35,7 @@ from worker.device.launcher import Threads
 from worker.device.step_policy import StepTargets
 from worker.identity import Identity, Messenger
 from worker.roles import Computed
-from worker.settings import ServedModel, WorkerSettings
+from worker.settings import ModelIdentity, WorkerSettings
 from worker.worker import Worker
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class WorkerNode(Node):
         peers = Peers(clock=world.loop.time)
         await peers.start(self.bus)
         settings = WorkerSettings(
-            served=ServedModel("sim", ""),
+            served=ModelIdentity("sim", ""),
             max_batch_tokens=world.form.batch_tokens,
             max_sequences=world.form.places or dice.choice([2, 4]),
             step_targets=StepTargets(5.0 if engine.as_on_gpus else 0.0),  # many steps take longer: prompts pause

@@ -38,7 +38,7 @@ from worker.context import every
 from worker.identity import Identity
 from worker.pooling.passes import Passes, Pools
 from worker.probe_file import shown
-from worker.settings import ServedModel
+from worker.settings import ModelIdentity
 
 log = logging.getLogger("baton.worker")
 
@@ -52,7 +52,7 @@ NO_KV = KVLayout(num_blocks=1, num_layers=1, block_size=16, num_kv_heads=1, head
 class PoolerSettings:
     """Settings of a worker that pools."""
 
-    served: ServedModel
+    served: ModelIdentity
     max_batch_tokens: int
     step_timeout_s: float
     drain_s: float

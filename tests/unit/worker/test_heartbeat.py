@@ -18,7 +18,7 @@ from worker.device.step_policy import StepTargets
 from worker.device.trials import Trials
 from worker.heartbeat import Heartbeat, Whole
 from worker.identity import Identity
-from worker.settings import ServedModel, WorkerSettings
+from worker.settings import ModelIdentity, WorkerSettings
 
 
 class MemoryRegistry:
@@ -47,7 +47,7 @@ class Told:
             bench.context,
             pipeline=bench.pipeline,
             store=self.registry,  # type: ignore[arg-type]
-            settings=WorkerSettings(served=ServedModel("m", "t"), step_targets=StepTargets(7.0, 14.0)),
+            settings=WorkerSettings(served=ModelIdentity("m", "t"), step_targets=StepTargets(7.0, 14.0)),
             fingerprint="f",
             whole=Whole.of(bench.context.cache.layout, 1000),
         )

@@ -15,7 +15,7 @@ from tests.fakes.device import HandThread
 from tests.fakes.worker import BLOCK, new_fake_engine
 from worker.device.launcher import Threads
 from worker.identity import Identity, Messenger
-from worker.settings import ServedModel, WorkerSettings
+from worker.settings import ModelIdentity, WorkerSettings
 from worker.worker import Worker
 
 KEYS = PagePart(layers=1, planes=2, heads=1, dim=4, dtype="float32")
@@ -37,7 +37,7 @@ async def test_it_fits_into_the_pool_beside_its_state(
             transport=LocalTransport(),
             region=Region(transport="memory", incarnation=1, layout=engine.layout, address={}),
         ),
-        settings=WorkerSettings(served=ServedModel("m", "")),
+        settings=WorkerSettings(served=ModelIdentity("m", "")),
         threads=Threads(HandThread(), HandThread()),
     )
     assert worker.context.model.max_model_len == longest

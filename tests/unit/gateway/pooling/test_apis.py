@@ -34,7 +34,7 @@ from tests.fakes.generations import ScriptedGenerations, ScriptedWorkers
 from tests.pooling_models import build_pooling_model
 from worker.identity import Identity
 from worker.pooling.pooler import Pooler, PoolerSettings
-from worker.settings import ServedModel
+from worker.settings import ModelIdentity
 
 QUERY = "capital of france"
 DOCUMENTS = ["paris is the capital of france", "the cat sat on the mat", "hello world, hello dog"]
@@ -79,7 +79,7 @@ async def client(models: dict[str, Path]) -> AsyncIterator[httpx.AsyncClient]:
 
 def pooler(bus: MemoryBus, name: str, folder: Path) -> Pooler:
     settings = PoolerSettings(
-        served=ServedModel(name, tokenizer_fingerprint=TextTokenizer.read(folder).fingerprint),
+        served=ModelIdentity(name, tokenizer_fingerprint=TextTokenizer.read(folder).fingerprint),
         max_batch_tokens=64,
         step_timeout_s=300,
         drain_s=60,

@@ -18,7 +18,7 @@ from tests.fakes.bus import MemoryBus
 from worker.identity import Identity
 from worker.pooling.passes import Passes
 from worker.pooling.pooler import Pooler, PoolerSettings
-from worker.settings import ServedModel
+from worker.settings import ModelIdentity
 
 BAD, LOST, SLOW = 7, 8, 9
 
@@ -73,7 +73,7 @@ async def test_an_input_that_fails_fails_alone_whatever_is_raised() -> None:
 
 def pooler(device: Device, ended: asyncio.Event, *, step_timeout_s: float) -> Pooler:
     settings = PoolerSettings(
-        served=ServedModel("m", tokenizer_fingerprint="t"),
+        served=ModelIdentity("m", tokenizer_fingerprint="t"),
         max_batch_tokens=100,
         step_timeout_s=step_timeout_s,
         drain_s=60,
