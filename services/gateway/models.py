@@ -74,15 +74,13 @@ class ServedModelOptions(ModelSettings):
     @property
     def folders(self) -> dict[str, Path]:
         """The models to serve: name in the API -> folder with the tokenizer."""
-        named = [entry.partition("=")[::2] for entry in entries(self.served_models)]
-        here = {name: from_root(Path(folder)) for name, folder in named if folder != ANY}
+        here = {name: from_root(Path(folder)) for name, folder in pairs(self.served_models) if folder != ANY}
         return here or {self.served_name: self.model}
 
     @property
     def patterns(self) -> tuple[str, ...]:
         """Patterns of names: models that are pulled later and have such a name are served, too, where a host has them."""
-        named = [entry.partition("=")[::2] for entry in entries(self.served_models)]
-        return tuple(name for name, folder in named if folder == ANY)
+        return tuple(name for name, folder in pairs(self.served_models) if folder == ANY)
 
     @property
     def called_by_workers(self) -> dict[str, str]:
@@ -180,13 +178,13 @@ class ServedModelOptions(ModelSettings):
     @classmethod
     def _named(cls, models: str) -> str:
         names = set[str]()
-        for entry in entries(models):
-            name, _, folder = entry.partition("=")
+        for name, folder in pairs(models):
             if not name or not folder:
-                raise ConfigError(f"--served-models: {entry!r} is not name=folder, like chat=/models/chat")
+                told = name or f"={folder}"
+                raise ConfigError(f"--served-models: {told!r} is not name=folder, like chat=/models/chat")
             if (ANY in name) != (folder == ANY):
                 raise ConfigError(
-                    f"--served-models: {entry!r}: a pattern of names has {ANY} in it, and {ANY} as its folder"
+                    f"--served-models: '{name}={folder}': a pattern of names has {ANY} in it, and {ANY} as its folder"
                 )
             if name in names:
                 raise ConfigError(f"--served-models: two models are called {name!r}; give each its own name")
@@ -215,3 +213,8 @@ class ServedModelOptions(ModelSettings):
 def entries(text: str) -> list[str]:
     """Split a comma-separated list."""
     return [entry.strip() for entry in text.split(",") if entry.strip()]
+
+
+def pairs(served_models: str) -> list[tuple[str, str]]:
+    """Name and folder of each entry; an entry without `=` has no folder."""
+    return [(name, folder) for name, _, folder in (entry.partition("=") for entry in entries(served_models))]

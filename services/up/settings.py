@@ -127,7 +127,7 @@ class UpSettings(GatewaySettings, WorkerOptions, PlannerOptions):
         is_demo = all(folder.resolve() == DEMO for folder in self.folders.values())
         prefill = self.prefill if self.prefill >= 0 else int(not on_cpu or is_demo)
         known = self.model_copy(update={"prefill": prefill})
-        threads = self.threads or (max(1, physical_cores() // sum(known.processes)) if on_cpu else 0)
+        threads = self.threads or (max(1, physical_cores() // known.processes_at_once) if on_cpu else 0)
         host = HostMB.parse(self.kv_host_mb).shared_out(known.workers)
         mine = {"threads": threads, "kv_host_mb": host, "port": port, "own_port": own_port}
         return known.model_copy(update=mine | {"orders_key": self.orders_key or self._own_key()})
@@ -176,6 +176,17 @@ class UpSettings(GatewaySettings, WorkerOptions, PlannerOptions):
     def processes(self) -> list[int]:
         """The processes of each worker, in the same order."""
         return [width * depth for width, depth in zip(self.widths, self.depths, strict=True)]
+
+    @property
+    def processes_at_once(self) -> int:
+        """The processes of the models that are loaded at a time, 1 at least."""
+        models = len(self.generating) + self.slots
+        at_once = min(models, self.max_loaded or models) if self.loads_on_demand else models
+        (prefill, decode), (prefill_depth, decode_depth) = map(
+            ByRole.parse, (self.tensor_parallel_size, self.pipeline_parallel_size)
+        )
+        of_a_model = self.prefill * prefill * prefill_depth + self.decode * decode * decode_depth
+        return max(1, at_once * of_a_model + self.decode * len(self.pooling))
 
     def _of_workers(self, counts: ByRole) -> list[int]:
         models, pools = len(self.generating) + self.slots, len(self.pooling)

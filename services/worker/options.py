@@ -161,7 +161,7 @@ class WorkerOptions(ModelSettings):
     threads: Annotated[int, Field(ge=0, le=1024), AUTO] = Field(
         0,
         description="CPU threads of a step, of each rank; auto: the physical cores, shared out among ranks, and by `up` among "
-        "its workers",
+        "the workers that are loaded at a time",
     )
 
     @field_validator("speculative_config")

@@ -10,6 +10,7 @@ from common.settings import ROOT, ConfigError
 from services.gateway.settings import GatewaySettings
 from services.runtime.loading import load_settings
 from services.runtime.models.named import all_brought
+from services.up import settings as up_settings
 from services.up.announcement import welcome
 from services.up.settings import UpSettings
 from services.up.stack import members_of, models_of_workers
@@ -87,6 +88,18 @@ def test_each_model_has_workers_of_both_roles() -> None:
 def test_processors_are_shared_out_among_the_workers_of_all_models() -> None:
     alone, both = up("--model", "a=demo"), up("--model", "a=demo", "--model", "b=demo")
     assert both.threads == max(1, alone.threads // 2)
+
+
+def test_processors_are_shared_out_among_the_models_that_are_loaded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(up_settings, "physical_cores", lambda: 48)
+    several = [word for name in "abc" for word in ("--model", f"{name}=demo")] + ["--prefill", "1", "-tp", "prefill=2"]
+    assert up(*several).threads == 48 // 9
+    on_demand = [*several, "--keep-alive", "5m"]
+    assert up(*on_demand).threads == 48 // 9
+    assert up(*on_demand, "--max-loaded", "1").threads == 48 // 3
+    assert up(*on_demand, "--max-loaded", "2").threads == 48 // 6
+    assert up(*on_demand, "--model", "org/*", "--max-loaded", "2").threads == 48 // 6
+    assert up(*on_demand, "--max-loaded", "9").threads == 48 // 9
 
 
 PULLING = ("--model", "a=demo", "--model", "org/*", "--keep-alive", "5m")
