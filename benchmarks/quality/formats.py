@@ -54,6 +54,12 @@ SHAPE, SEED = "qwen2.5-0.5b", 20_261_123
 LARGE_CHANNELS, LARGE, LOGITS_STD = 6, 20.0, 4.79  # the last makes the model as sure as trained ones are
 TEXTS, TEXT_TOKENS, QUESTION_TOKENS, ANSWER_TOKENS = 4, 192, 64, 20
 EXACT = "exact"  # of an arm: its products multiply the numbers that the format stands for
+ROUNDING = (
+    "formats.grouped.multiplies_bytes",
+    "families.quantised.gguf.multiplies_bytes",
+    "families.quantised.gguf.is_usable",
+    "families.quantised.is_usable",
+)
 HEAD = ("lm_head",)
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
@@ -226,8 +232,8 @@ def _one(model: Path, fields: str, texts: Path) -> dict[str, Any]:
     is_exact = asked.pop(EXACT, "")
     config = EngineConfig.of(model=model, max_model_len=1024, num_blocks=512, **asked)
     with ExitStack() as stack:
-        for module in ("formats.grouped", "families.quantised.gguf") if is_exact else ():
-            stack.enter_context(mock.patch(f"engine.{module}.multiplies_bytes", return_value=False))
+        for rounds in ROUNDING if is_exact else ():
+            stack.enter_context(mock.patch(f"engine.{rounds}", return_value=False))
         engine = Engine(config)
     speed = cpu.of(engine)
     del speed["peak, MB"]  # Linux counts what the process had that started this one

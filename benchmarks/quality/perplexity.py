@@ -33,6 +33,7 @@ ARMS = (
     "int8:quantization=int8,dtype=float32",
     "int8 in bfloat16:quantization=int8,dtype=bfloat16",
     "int4:quantization=int4,dtype=float32",
+    "int4 in tiles:quantization=int4",
     "fp8 rounded:quantization=fp8,dtype=float32",
     "int8 KV:dtype=float32,kv_cache_dtype=int8",
     "fp8 KV:dtype=float32,kv_cache_dtype=fp8",

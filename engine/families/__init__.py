@@ -56,7 +56,7 @@ from engine.families import (
 )
 from engine.families.gguf import config_of
 from engine.families.gguf.names import as_in_file
-from engine.families.quantised import beside_config, in_files, online
+from engine.families.quantised import beside_config, in_files, in_tiles, online
 from engine.families.quantised.gguf import IN_TILES, beside_experts, kept_as
 from engine.families.reading import Family, Fields
 from engine.spec.model import ModelSpec, UnsupportedModelError
@@ -81,18 +81,19 @@ def read_model_spec(
     """Read `folder/config.json` or a GGUF file. Raises UnsupportedModelError naming the field, or FileNotFoundError.
 
     `quantization`: what plain weights become while they are loaded, one of `ONLINE`. `device` and `dtype` ("auto": not
-    asked for) decide what the quantised weights of a GGUF file become otherwise.
+    asked for) decide what quantised weights become otherwise.
     """
     spec = _in_gguf(folder) if is_gguf(folder) else model_spec(beside_config(folder, read_fields(folder)))
     if quantization != "auto":
         spec = online(spec, quantization)
-        keeps_experts = quantization == "int8" and device == "cpu" and is_gguf(folder)
-        return replace(spec, quantization=beside_experts(folder, spec.quantization)) if keeps_experts else spec
+        if quantization == "int8" and device == "cpu" and is_gguf(folder):
+            return replace(spec, quantization=beside_experts(folder, spec.quantization))
+        return in_tiles(spec, device=device, dtype=dtype)
     if is_gguf(folder):
         kept = kept_as(folder, device=device, dtype=dtype)
         # Tiles take and give float32: another dtype between them costs conversions and digits.
         return replace(spec, quantization=kept, dtype="float32" if kept.name == IN_TILES else spec.dtype)
-    return in_files(spec, folder)
+    return in_tiles(in_files(spec, folder), device=device, dtype=dtype)
 
 
 def _in_gguf(file: Path) -> ModelSpec:

@@ -17,6 +17,7 @@ from engine.kernels.device import use_triton
 from engine.kernels.quantised.groups import GROUPS, Groups
 from engine.kernels.quantised.repack import Unpacked
 from engine.kernels.quantised.slabs import Slabs
+from engine.kernels.quantised.tiles import Tiles
 from engine.weights.parameters import Weights
 
 Tensors = Mapping[str, torch.Tensor]
@@ -63,7 +64,7 @@ class Codebook4:
     def matrix(self, spec: LinearSpec, weights: Weights, *, under: str) -> torch.Tensor:
         return plain_matrix(self._of(weights), spec, weights, under=under)
 
-    def experts(self, spec: ExpertsSpec, weights: Weights, *, under: str) -> torch.Tensor | Groups | Slabs:
+    def experts(self, spec: ExpertsSpec, weights: Weights, *, under: str) -> torch.Tensor | Groups | Slabs | Tiles:
         if spec.inputs % self.group:
             return plain_experts(self._of(weights), spec, weights, under=under)
         return declare_group_experts(self._of(weights), spec, weights, under=under)

@@ -15,6 +15,7 @@ from engine.kernels.quantised.gguf_blocks import BLOCK_BYTES, BLOCK_ELEMENTS, de
 from engine.kernels.quantised.groups import Groups
 from engine.kernels.quantised.repack import Unpacked
 from engine.kernels.quantised.slabs import Slabs
+from engine.kernels.quantised.tiles import Tiles
 from engine.weights.parameters import Weights
 
 
@@ -83,7 +84,7 @@ class GgufBlocks:
     def matrix(self, spec: LinearSpec, weights: Weights, *, under: str) -> torch.Tensor:
         return DENSE.matrix(spec, weights, under=under)
 
-    def experts(self, spec: ExpertsSpec, weights: Weights, *, under: str) -> torch.Tensor | Groups | Slabs:
+    def experts(self, spec: ExpertsSpec, weights: Weights, *, under: str) -> torch.Tensor | Groups | Slabs | Tiles:
         return declare_group_experts(self, spec, weights, under=under)
 
 

@@ -7,16 +7,21 @@ from dataclasses import dataclass, field
 import torch
 
 from engine.formats.dense import Dense
-from engine.formats.forms import PLAIN, Added, InFp8, InputForm, Rows
+from engine.formats.forms import IN_FLOATS, PLAIN, Added, InFp8, InputForm, Rows
 from engine.formats.int8 import ROUNDED, Int8Linear
 from engine.formats.product import Linear
+from engine.kernels.activation import act_and_mul
 from engine.kernels.device import use_triton
 from engine.kernels.linear import packed
-from engine.kernels.quantised import groups
+from engine.kernels.quantised import groups, tiles
 from engine.kernels.quantised.fp8 import Fp8Rows
 from engine.kernels.quantised.groups import Groups, narrow
 from engine.kernels.quantised.int8 import MOST_INPUTS, multiplies_bytes, quantise
+from engine.kernels.quantised.tiles import Tiles
 from engine.weights.parameters import Weights
+
+# Part of a model's fingerprint: another rounding of rows needs another name.
+ROUNDED_IN_GROUPS = "rows of 8 bits in groups"
 
 
 @dataclass(slots=True)
@@ -35,22 +40,22 @@ class Grouped:
     def __call__(self, x: torch.Tensor | Fp8Rows, *, out: torch.Tensor | None = None) -> torch.Tensor:
         if isinstance(x, Fp8Rows):
             return groups.product_of_rows(x.values, x.scale, self.weight, self.bias)
-        return groups.linear(self._ordered(x), self.weight, self.bias, out=out)
+        return groups.linear(_ordered(x, self.order), self.weight, self.bias, out=out)
 
     def parts(self, x: torch.Tensor | Fp8Rows) -> torch.Tensor:
         if isinstance(x, Fp8Rows):
             return groups.product_of_rows(x.values, x.scale, self.weight, self.bias, partial=True)
-        return groups.linear_parts(self._ordered(x), self.weight, self.bias)
+        return groups.linear_parts(_ordered(x, self.order), self.weight, self.bias)
 
     def onto(self, residual: torch.Tensor, x: torch.Tensor | Fp8Rows) -> torch.Tensor | None:
         if isinstance(x, Fp8Rows):
             return self.parts(x)
-        return groups.linear_onto(residual, self._ordered(x), self.weight, self.bias)
+        return groups.linear_onto(residual, _ordered(x, self.order), self.weight, self.bias)
 
     def gated(self, x: torch.Tensor | Fp8Rows, activation: str = "silu") -> torch.Tensor:
         if isinstance(x, Fp8Rows):
             return groups.gated_product_of_rows(x.values, x.scale, self.weight, self.bias, activation)
-        return groups.gated_linear(self._ordered(x), self.weight, self.bias, activation)
+        return groups.gated_linear(_ordered(x, self.order), self.weight, self.bias, activation)
 
     def gated_as(self, form: InputForm, x: torch.Tensor | Fp8Rows, activation: str = "silu") -> Rows:
         return form.of(self.gated(x, activation))
@@ -64,13 +69,57 @@ class Grouped:
         matrix = groups.dequantised.reference(self.weight.codes, self.weight, dtype)
         return matrix if self.order is None else matrix[:, self.order.argsort()]
 
-    def _ordered(self, x: torch.Tensor) -> torch.Tensor:
-        return x if self.order is None else x.index_select(1, self.order)
+
+@dataclass(slots=True)
+class TiledLinear:
+    """A product with a matrix in tiles. Rows are quantised by the kernel."""
+
+    weight: Tiles
+    bias: torch.Tensor | None = None  # [N]
+    order: torch.Tensor | None = None  # [K] permutation of the inputs; None: identity
+
+    def widen(self) -> None:
+        """Keep the loaded bias in float32, which the kernel adds."""
+        self.bias = None if self.bias is None else self.bias.float()
+
+    def wants(self, num_rows: int, dtype: torch.dtype) -> InputForm:
+        return IN_FLOATS
+
+    def __call__(self, x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        x = _ordered(x, self.order)
+        if out is not None and out.dtype == torch.float32 and out.stride(-1) == 1:
+            return tiles.product(x, self.weight, self.bias, out=out)
+        found = tiles.product(x, self.weight, self.bias)
+        return found.to(x.dtype) if out is None else out.copy_(found)
+
+    def parts(self, x: torch.Tensor) -> torch.Tensor:
+        return self(x)
+
+    def onto(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
+        x = _ordered(x, self.order)
+        if residual.dtype == torch.float32 and residual.stride(-1) == 1:
+            tiles.product(x, self.weight, self.bias, out=residual, adds=True)
+        else:
+            residual.add_(tiles.product(x, self.weight, self.bias))
+        return None
+
+    def gated(self, x: torch.Tensor, activation: str = "silu") -> torch.Tensor:
+        x = _ordered(x, self.order)
+        if activation in tiles.GATES and self.weight.outputs % (2 * tiles.OUTPUTS) == 0:
+            return tiles.gated_product(x, self.weight, self.bias, activation).to(x.dtype)
+        return act_and_mul.reference(tiles.product(x, self.weight, self.bias), activation).to(x.dtype)
+
+    def gated_as(self, form: InputForm, x: torch.Tensor, activation: str = "silu") -> Rows:
+        return form.of(self.gated(x, activation))
+
+
+def _ordered(x: torch.Tensor, order: torch.Tensor | None) -> torch.Tensor:
+    return x if order is None else x.index_select(1, order)
 
 
 @dataclass(slots=True)
 class WhenLoaded:
-    """A product on a CPU, which has no kernel for groups: they are converted once loaded."""
+    """A product on a CPU with groups that don't become tiles: they are converted once loaded."""
 
     loading: Grouped | None
     dtype: torch.dtype
@@ -106,8 +155,11 @@ class WhenLoaded:
         return self.product.gated_as(form, x, activation)
 
 
-def serving(grouped: Grouped, weights: Weights) -> Linear:
+def serving(grouped: Grouped | TiledLinear, weights: Weights) -> Linear:
     """Return the product for a matrix in groups, once it is loaded."""
+    if isinstance(grouped, TiledLinear):
+        weights.when_loaded.append(grouped.widen)
+        return grouped
     if use_triton(grouped.weight.codes):
         weights.when_loaded.append(grouped.narrow)
         return grouped

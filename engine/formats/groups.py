@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
 
 from engine.formats.dense import rows_of_each
-from engine.formats.grouped import Grouped, serving
+from engine.formats.grouped import ROUNDED_IN_GROUPS, Grouped, TiledLinear, serving
 from engine.formats.product import ExpertsSpec, KeptWhole, Linear, LinearSpec, as_product, declare_bias
 from engine.formats.stored import (
     Stored,
@@ -21,11 +21,15 @@ from engine.formats.stored import (
     stage_module,
 )
 from engine.kernels.device import use_triton
-from engine.kernels.quantised import slabs
+from engine.kernels.quantised import slabs, tiles
 from engine.kernels.quantised.groups import Groups, allocate, pack, put, values
 from engine.kernels.quantised.repack import Unpacked
 from engine.kernels.quantised.slabs import Slabs
+from engine.kernels.quantised.tiles import Tiles
 from engine.weights.parameters import Placement, Shard, Weights
+
+# A matrix whose largest scale loses more than this in float16 is refused.
+_MOST_LOST = 2.0**-8
 
 
 class Grouping(Stored, Protocol):
@@ -88,16 +92,21 @@ def declare_groups(
         whole = declare_groups(format, replace(spec, shard=Shard.NONE), weights, under=under)
         return KeptWhole(as_product(whole))
     by_module = places_by_module(spec, weights)
-    shape = weights.share(spec.parameter("")).shape
-    grouped, shared = Grouped(_allocate(first, shape, spec.inputs, weights.device)), _Shared()
+    shape, every = weights.share(spec.parameter("")).shape, [place for places in by_module.values() for place in places]
+    is_tiled, shared = weights.in_tiles and suit_tiles(first, every, spec.inputs), _Shared()
+    product = (
+        TiledLinear(_tiles(first, shape, spec.inputs, weights))
+        if is_tiled
+        else Grouped(_allocate(first, shape, spec.inputs, weights.device))
+    )
     shared.orders.update(dict.fromkeys(under + module for module in by_module))
     for module, places in by_module.items():
         own = of_module(format, under + module)
-        take = _Rows(own, grouped.weight, places, shared, under + module)
+        take = _Rows(own, product.weight, places, shared, under + module)
         stage_module(own, module, (places[0].stored_shape[0], spec.inputs), take, weights, under=under)
-    grouped.bias = declare_bias(spec, weights, under=under)
-    weights.when_loaded.append(lambda: shared.agree(grouped))
-    return serving(grouped, weights)
+    product.bias = declare_bias(spec, weights, under=under)
+    weights.when_loaded.append(lambda: shared.agree(product))
+    return serving(product, weights)
 
 
 def _ends_groups(format: Grouping, share: int, inputs: int) -> bool:
@@ -106,25 +115,54 @@ def _ends_groups(format: Grouping, share: int, inputs: int) -> bool:
     return share == inputs or (not format.has_order and (group == inputs or share % group == 0))
 
 
+def suit_tiles(format: Grouping, places: Sequence[Placement], inputs: int) -> bool:
+    """True if tiles hold a format's codes, and parts of modules begin and end between tiles and groups of inputs."""
+    group = format.group_of(inputs)
+    return not (format.is_e2m1 or format.has_levels) and all(
+        not (rows.start % tiles.OUTPUTS or columns.start % tiles.OF_ROWS)
+        and tiles.suit(rows.stop - rows.start, columns.stop - columns.start, group=_tile_group(group))
+        and (group in tiles.GROUPS or group == inputs or group % tiles.OF_ROWS == 0)
+        for place in places
+        for rows in [next(each for each in place.target if isinstance(each, slice))]
+        for columns in [place.source[-1]]
+    )
+
+
+def _tile_group(group: int) -> int:
+    """The inputs of a tile's group: a larger one has its scale several times."""
+    return min(group, tiles.OF_ROWS)
+
+
+def _tiles(format: Grouping, shape: tuple[int, ...], inputs: int, weights: Weights) -> Tiles:
+    weights.differing[ROUNDED_IN_GROUPS] += 1
+    has_minimums, group = format.has_zeros or format.has_minimums, _tile_group(format.group_of(inputs))
+    return tiles.allocate(*shape, bits=format.bits, group=group, has_minimums=has_minimums, device=weights.device)
+
+
 def declare_group_experts(
     format: Grouping | GroupingOf, spec: ExpertsSpec, weights: Weights, *, under: str
-) -> torch.Tensor | Groups | Slabs:
-    """Declare experts stored one by one. On a CPU those in MXFP4 stay at 4 bits, others become plain."""
+) -> torch.Tensor | Groups | Slabs | Tiles:
+    """Declare experts stored one by one. On a CPU whole numbers become tiles, MXFP4 stays at 4 bits, others become plain."""
     is_on_gpu = use_triton(weights.empty((1,)))
     is_whole = spec.shard is Shard.EXPERTS
     if spec.each and is_whole and not is_on_gpu and not callable(format) and _is_mxfp4(format, spec.inputs):
         return _in_slabs(format, spec, weights, under=under)
-    if not spec.each or not is_on_gpu:
+    if not spec.each or not (is_on_gpu or weights.in_tiles):
         return plain_experts(format, spec, weights, under=under)
     shape, shared = weights.share(spec.parameter()).shape, _Shared()
     places = own_modules(format, spec, weights, under=under)
     first = of_module(format, under + places[0].name)
+    is_tiled = weights.in_tiles and not first.has_order and suit_tiles(first, places, spec.inputs)
+    if not is_tiled and not is_on_gpu:
+        return plain_experts(format, spec, weights, under=under)
     if not _ends_groups(first, shape[-1], spec.inputs):
         raise ValueError(
             f"{under}{places[0].name}: ranks can't cut {spec.inputs} inputs between groups of {first.group_of(spec.inputs)}:"
             " take --enable-expert-parallel"
         )
-    together = _allocate(first, shape, spec.inputs, weights.device)
+    together = (
+        _tiles(first, shape, spec.inputs, weights) if is_tiled else _allocate(first, shape, spec.inputs, weights.device)
+    )
     for place in places:
         index, rows, *_ = place.target
         assert isinstance(index, int)
@@ -188,20 +226,20 @@ class _Shared:
     orders: dict[str, torch.Tensor | None] = field(default_factory=dict)
     levels: dict[str, torch.Tensor] = field(default_factory=dict)
 
-    def agree(self, grouped: Grouped) -> None:
+    def agree(self, product: Grouped | TiledLinear) -> None:
         """Give a product the permutation of inputs shared by all its modules, and its levels."""
-        self.fill(grouped.weight)
+        self.fill(product.weight)
         first, *others = self.orders.values()
         for module, other in zip(list(self.orders)[1:], others, strict=True):
             if (first is None) != (other is None) or (first is not None and not torch.equal(first, _known(other))):
                 raise ValueError(
                     f"{module}: its g_idx is not that of {next(iter(self.orders))}: such a desc_act is not supported"
                 )
-        grouped.order = first
+        product.order = first
 
-    def fill(self, weight: Groups) -> None:
+    def fill(self, weight: Groups | Tiles) -> None:
         """Give a matrix its levels."""
-        if weight.levels is None:
+        if isinstance(weight, Tiles) or weight.levels is None:
             return
         names = sorted(self.levels)
         each = torch.stack([self.levels[name] for name in names])
@@ -233,7 +271,7 @@ class _Rows:
     """Packs parts of a module's matrix into their rows."""
 
     format: Grouping
-    weight: Groups
+    weight: Groups | Tiles
     places: list[Placement]
     shared: _Shared
     module: str
@@ -261,4 +299,34 @@ class _Rows:
             )
             target = place.target[0]
             assert isinstance(target, slice)
-            put(self.weight, target.start, _packed(self.format, own, count if group == inputs else group))
+            size = count if group == inputs else group
+            if isinstance(self.weight, Tiles):
+                put_in_tiles(self.weight, target.start, own, size)
+            else:
+                put(self.weight, target.start, _packed(self.format, own, size))
+
+
+def put_in_tiles(weight: Tiles, begin: int, found: Unpacked, group: int) -> None:
+    """Pack rows from row `begin` on. Raises ValueError for scales that float16 does not hold.
+
+    Zeros become minimums in float16, which cost less than a hundredth of a step of the codes.
+    """
+
+    def of_tiles(factors: torch.Tensor) -> torch.Tensor:
+        return factors.float().repeat_interleave(group // weight.group, dim=1)
+
+    is_wide, scales = weight.bits == 8, found.scales.float()
+    lost = (scales.half().float() - scales).abs().max()
+    if not lost <= _MOST_LOST * scales.abs().max():
+        raise ValueError("float16 does not hold its scales: load it with --dtype float32")
+    codes = (found.codes.short() - 128).to(torch.int8) if is_wide else found.codes
+    shift = 128 if is_wide else 0
+    minimums = None
+    if weight.has_minimums:
+        lowest = found.minimums
+        if lowest is None:
+            zeros = 1 << (weight.bits - 1) if found.zeros is None else found.zeros.float()
+            minimums = of_tiles(scales * (shift - zeros))
+        else:
+            minimums = of_tiles(lowest.float() + shift * scales)
+    tiles.put(weight, begin, codes, of_tiles(scales), minimums)

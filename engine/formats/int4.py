@@ -8,11 +8,13 @@ from dataclasses import dataclass
 import torch
 
 from engine.formats.dense import DENSE, ways_of
-from engine.formats.grouped import Grouped, serving
+from engine.formats.grouped import ROUNDED_IN_GROUPS, Grouped, TiledLinear, serving
 from engine.formats.product import ExpertsSpec, KeptWhole, Linear, LinearSpec, declare_bias, kept_whole
 from engine.formats.stored import stage_rows
 from engine.kernels.device import use_triton
+from engine.kernels.quantised import tiles
 from engine.kernels.quantised.groups import GROUPS, Groups, allocate, pack, put
+from engine.kernels.quantised.tiles import Tiles
 from engine.weights.parameters import Shard, Weights
 
 _SHRUNK = (1.0, 0.94, 0.88, 0.82, 0.76)  # tried ranges of a group, relative to the full one
@@ -24,33 +26,41 @@ _TEMPORARY_BYTES = 12
 
 @dataclass(frozen=True, slots=True)
 class Int4WhileLoading:
-    """Groups of 128 inputs, or of the largest size that divides K; other matrices stay plain."""
+    """Groups of 128 inputs, or of the largest size that divides K, and of 32 in tiles; other matrices stay plain."""
 
     def linear(self, spec: LinearSpec, weights: Weights, *, under: str) -> Linear | KeptWhole:
         shape = weights.share(spec.parameter()).shape
-        group = _group(spec.inputs)
+        parts = (weights.share(own).shape[0] for own in spec.by_tensor())
+        is_tiled = _suit_tiles(shape, weights) and not any(rows % tiles.OUTPUTS for rows in parts)
+        group = tiles.OF_ROWS if is_tiled else _group(spec.inputs)
         if not group:
             return DENSE.linear(spec, weights, under=under)
         if shape[1] % group:
             return kept_whole(self, spec, weights, under=under)
-        matrix = allocate(shape, bits=4, group=group, device=weights.device)
+        matrix = _tiles(shape, weights) if is_tiled else allocate(shape, bits=4, group=group, device=weights.device)
         temporary = _TEMPORARY_BYTES * _elements_at_once(weights.device)
         stage_rows(spec, _Take(matrix, group), weights, under=under, temporary=temporary)
-        return serving(Grouped(matrix, declare_bias(spec, weights, under=under)), weights)
+        bias = declare_bias(spec, weights, under=under)
+        return serving(TiledLinear(matrix, bias) if isinstance(matrix, Tiles) else Grouped(matrix, bias), weights)
 
     def matrix(self, spec: LinearSpec, weights: Weights, *, under: str) -> torch.Tensor:
         return DENSE.matrix(spec, weights, under=under)
 
-    def experts(self, spec: ExpertsSpec, weights: Weights, *, under: str) -> torch.Tensor | Groups:
-        """Experts are quantised on GPUs only: on a CPU each use would dequantise them."""
-        group = _group(spec.inputs)
+    def experts(self, spec: ExpertsSpec, weights: Weights, *, under: str) -> torch.Tensor | Groups | Tiles:
+        """Experts are quantised on GPUs and in tiles: else each use on a CPU would dequantise them."""
+        shape = weights.share(spec.parameter()).shape
+        is_tiled = _suit_tiles(shape[1:], weights)
+        group = tiles.OF_ROWS if is_tiled else _group(spec.inputs)
         if not group or spec.shard is not Shard.EXPERTS:
             return DENSE.experts(spec, weights, under=under)
-        if not use_triton(weights.empty((1,))):
+        if not is_tiled and not use_triton(weights.empty((1,))):
             weights.differing["experts left plain"] += spec.num_experts
             return DENSE.experts(spec, weights, under=under)
-        shape = weights.share(spec.parameter()).shape
-        experts = allocate(shape, bits=4, group=group, device=weights.device, scales=torch.float16)
+        experts = (
+            _tiles(shape, weights)
+            if is_tiled
+            else allocate(shape, bits=4, group=group, device=weights.device, scales=torch.float16)
+        )
 
         def take(tensors: Mapping[str, torch.Tensor]) -> None:
             for expert, matrix in enumerate(tensors["weight"]):
@@ -69,14 +79,26 @@ INT4_WHILE_LOADING = Int4WhileLoading()
 class _Take:
     """Quantises plain rows and stores them."""
 
-    matrix: Groups
+    matrix: Groups | Tiles
     group: int
 
     def __call__(self, rows: torch.Tensor, begin: int) -> None:
-        step = max(1, _elements_at_once(rows.device) // rows.shape[1])
+        step = max(1, _elements_at_once(rows.device) // rows.shape[1] // tiles.OUTPUTS) * tiles.OUTPUTS
         for at in range(0, len(rows), step):
             codes, scales = quantise_groups(rows[at : at + step], self.group)
-            put(self.matrix, begin + at, pack(codes, scales, bits=4, group=self.group))
+            if isinstance(self.matrix, Tiles):
+                tiles.put(self.matrix, begin + at, codes, scales)
+            else:
+                put(self.matrix, begin + at, pack(codes, scales, bits=4, group=self.group))
+
+
+def _suit_tiles(shape: tuple[int, ...], weights: Weights) -> bool:
+    return weights.in_tiles and tiles.suit(shape[-2], shape[-1], tiles.OF_ROWS)
+
+
+def _tiles(shape: tuple[int, ...], weights: Weights) -> Tiles:
+    weights.differing[ROUNDED_IN_GROUPS] += 1
+    return tiles.allocate(*shape, bits=4, group=tiles.OF_ROWS, has_minimums=False, device=weights.device)
 
 
 def _elements_at_once(device: torch.device) -> int:

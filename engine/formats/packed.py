@@ -17,6 +17,7 @@ from engine.kernels.quantised import repack
 from engine.kernels.quantised.groups import Groups
 from engine.kernels.quantised.repack import Unpacked
 from engine.kernels.quantised.slabs import Slabs
+from engine.kernels.quantised.tiles import Tiles
 from engine.weights.parameters import Weights
 
 Tensors = Mapping[str, torch.Tensor]
@@ -63,7 +64,9 @@ class _Common:
     def matrix(self: Grouping, spec: LinearSpec, weights: Weights, *, under: str) -> torch.Tensor:
         return plain_matrix(self, spec, weights, under=under)
 
-    def experts(self: Grouping, spec: ExpertsSpec, weights: Weights, *, under: str) -> torch.Tensor | Groups | Slabs:
+    def experts(
+        self: Grouping, spec: ExpertsSpec, weights: Weights, *, under: str
+    ) -> torch.Tensor | Groups | Slabs | Tiles:
         # Some tools add zero biases here, too.
         for expert in range(spec.num_experts):
             weights.unused.update(f"{under}{module.format(expert)}.bias" for module in spec.each)

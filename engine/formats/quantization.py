@@ -37,6 +37,7 @@ class Quantization:
     groups: tuple[tuple[Modules, Format], ...] = ()
     ignored: Modules = Modules()
     table: TableFormat = PLAIN_TABLES  # format of the embeddings
+    in_tiles: bool = False  # groups become tiles
     kv_cache: str = ""  # "auto" of `kv_cache_dtype`, if not the compute dtype
 
     def format_of(self, names: Iterable[str]) -> Format:

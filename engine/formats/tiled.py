@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from engine.formats.dense import DENSE, PLAIN_TABLES
-from engine.formats.forms import IN_FLOATS, InputForm, Rows
 from engine.formats.gguf import KEPT, GgufBlocks, Kept
+from engine.formats.grouped import ROUNDED_IN_GROUPS, TiledLinear
 from engine.formats.product import ExpertsSpec, Linear, LinearSpec, Table, declare_bias
 from engine.formats.stored import (
     TEMPORARY_BYTES,
@@ -20,16 +20,11 @@ from engine.formats.stored import (
     plain_linear,
     stage_module,
 )
-from engine.kernels.activation import act_and_mul
 from engine.kernels.embedding import InputTokens
 from engine.kernels.quantised import tiles
 from engine.kernels.quantised.gguf_blocks import BLOCK_BYTES, BLOCK_ELEMENTS, decoded
 from engine.kernels.quantised.tiles import Tiles
 from engine.weights.parameters import Parameter, Placement, Weights
-
-# Part of a model's fingerprint: another rounding of rows needs another name.
-ROUNDED = "rows of 8 bits in groups"
-
 
 # Levels of IQ1 to IQ4 are codes of 8 bits. MXFP4's scales may be too small for float16, so it is none of them.
 KINDS = {
@@ -38,45 +33,6 @@ KINDS = {
     **dict.fromkeys(("IQ4_NL", "IQ4_XS", "IQ1_S", "IQ2_XXS", "IQ3_XXS", "IQ3_S"), Kept(8, 32)),
     **dict.fromkeys(("IQ1_M", "IQ2_XS", "IQ2_S"), Kept(8, 16)),
 }
-
-
-@dataclass(slots=True)
-class TiledLinear:
-    """A product with a matrix in tiles. Rows are quantised by the kernel."""
-
-    weight: Tiles
-    bias: torch.Tensor | None = None  # [N]
-
-    def widen(self) -> None:
-        """Keep the loaded bias in float32, which the kernel adds."""
-        self.bias = None if self.bias is None else self.bias.float()
-
-    def wants(self, num_rows: int, dtype: torch.dtype) -> InputForm:
-        return IN_FLOATS
-
-    def __call__(self, x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-        if out is not None and out.dtype == torch.float32 and out.stride(-1) == 1:
-            return tiles.product(x, self.weight, self.bias, out=out)
-        found = tiles.product(x, self.weight, self.bias)
-        return found.to(x.dtype) if out is None else out.copy_(found)
-
-    def parts(self, x: torch.Tensor) -> torch.Tensor:
-        return self(x)
-
-    def onto(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
-        if residual.dtype == torch.float32 and residual.stride(-1) == 1:
-            tiles.product(x, self.weight, self.bias, out=residual, adds=True)
-        else:
-            residual.add_(tiles.product(x, self.weight, self.bias))
-        return None
-
-    def gated(self, x: torch.Tensor, activation: str = "silu") -> torch.Tensor:
-        if activation in tiles.GATES and self.weight.outputs % (2 * tiles.OUTPUTS) == 0:
-            return tiles.gated_product(x, self.weight, self.bias, activation).to(x.dtype)
-        return act_and_mul.reference(tiles.product(x, self.weight, self.bias), activation).to(x.dtype)
-
-    def gated_as(self, form: InputForm, x: torch.Tensor, activation: str = "silu") -> Rows:
-        return form.of(self.gated(x, activation))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +54,7 @@ class GgufTiles:
         return linear
 
     def _allocate(self, shape: tuple[int, ...], weights: Weights) -> Tiles:
-        weights.differing[ROUNDED] += 1
+        weights.differing[ROUNDED_IN_GROUPS] += 1
         kind = KINDS[self.blocks.kind]
         return tiles.allocate(
             *shape, bits=kind.bits, group=kind.group, has_minimums=kind.has_minimums, device=weights.device
@@ -167,7 +123,7 @@ class TiledTable:
         return self.weight.rows(tokens.ids()).to(self.dtype)
 
     def head(self, bias: torch.Tensor | None, weights: Weights) -> Linear:
-        weights.differing[ROUNDED] += 1
+        weights.differing[ROUNDED_IN_GROUPS] += 1
         linear = TiledLinear(self.weight, bias)
         weights.when_loaded.append(linear.widen)
         return linear

@@ -99,7 +99,7 @@ class Decoder:
         self.weights = Weights(
             dtype, device, rank=group.rank, size=group.size, stored=spec.stored, most_elements=most_elements
         )
-        self.weights.is_elsewhere = elsewhere(spec)
+        self.weights.is_elsewhere, self.weights.in_tiles = elsewhere(spec), spec.quantization.in_tiles
         self.aux = AuxStates(spec, self.weights)
         self._embedding = Embedding(spec, self.weights, group) if spec.has_embedding else None
         rotations = Rotations(max_model_len, device)

@@ -123,6 +123,7 @@ class Weights:
         self.differing = Counter[str]()  # whose values differ from the format's
         self.unused: set[str] = set()  # tensors that a checkpoint may have and the model does not need
         self.is_elsewhere: Callable[[str], bool] = lambda name: False  # True for tensors of other stages
+        self.in_tiles = False  # groups become tiles
         self.rank, self._size = rank, size
         self._storing = threading.Lock()
         # Bytes of each stage, and temporary bytes for storing it.

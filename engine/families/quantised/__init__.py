@@ -20,10 +20,14 @@ from engine.families.quantised import (
 )
 from engine.families.quantised.fields import check_letters
 from engine.families.reading.fields import Fields
+from engine.formats.dense import DENSE
 from engine.formats.fp8 import FP8_WHILE_LOADING
 from engine.formats.int4 import INT4_WHILE_LOADING
 from engine.formats.int8 import INT8_TABLES, INT8_WHILE_LOADING
+from engine.formats.packed import Awq, Gptq, PackedRows, RowsOfBytes, SignedBytes
+from engine.formats.product import Format
 from engine.formats.quantization import EVERY, UNQUANTISED, Modules, Quantization
+from engine.kernels.quantised.tiles import is_usable
 from engine.spec.model import ModelSpec, UnsupportedModelError
 
 METHODS: dict[str, Callable[[Fields], Quantization]] = {
@@ -88,6 +92,25 @@ def in_files(spec: ModelSpec, folder: Path) -> ModelSpec:
     if spec.quantization is not bitsandbytes.ASKED:
         return spec
     return replace(spec, quantization=bitsandbytes.in_files(folder))
+
+
+def in_tiles(spec: ModelSpec, *, device: str, dtype: str) -> ModelSpec:
+    """The model with its groups of whole numbers in tiles, where a CPU multiplies these and nobody asked for floats.
+
+    Tiles take and give float32: another dtype between them costs conversions and digits.
+    """
+    found = spec.quantization
+    forms = {form for _, form in found.groups if form is not DENSE}
+    is_asked = device == "cpu" and dtype in ("auto", "bfloat16")
+    if not (is_asked and forms and all(map(_is_of_whole_numbers, forms)) and is_usable()):
+        return spec
+    tiled = replace(found, in_tiles=True, kv_cache=found.kv_cache or "float16")
+    return replace(spec, quantization=tiled, dtype="float32")
+
+
+def _is_of_whole_numbers(form: Format) -> bool:
+    is_packed = isinstance(form, Awq | Gptq | PackedRows | SignedBytes | RowsOfBytes)
+    return is_packed or form is INT4_WHILE_LOADING
 
 
 def online(spec: ModelSpec, name: str) -> ModelSpec:

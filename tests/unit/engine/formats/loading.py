@@ -35,8 +35,8 @@ class Form:
 
 
 def answer(folder: Path, **config: Any) -> list[int]:
-    """What an engine says to a prompt."""
-    engine = Engine(EngineConfig.of(model=folder, num_blocks=24, **config))
+    """What an engine says to a prompt, in the checkpoint's numbers unless a dtype is asked for."""
+    engine = Engine(EngineConfig.of(model=folder, num_blocks=24, **{"dtype": "float32", **config}))
     return Generator(engine).run([new_sequence("one", PROMPT)])[0]
 
 
