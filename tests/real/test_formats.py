@@ -19,6 +19,7 @@ MOST_COST = {
     "kv_cache_dtype=int4,dtype=float32": 14.0,
     "quantization=fp8,dtype=float32": 6.0,
     "quantization=int4,dtype=float32": 70.0,
+    "quantization=int4": 45.0,
     "dtype=bfloat16": 1.5,
 }
 
