@@ -55,9 +55,10 @@ async def scored(asking: Asking, wish: Wish, pairs: Sequence[tuple[str, str]]) -
         )
     prompts = found.pooling.prompts.texts
     sides = [list(dict.fromkeys(side)) for side in zip(*pairs, strict=True)]
+    whole = replace(wish.fitting, document=None)
     asked = [
-        replace(wish, inputs=side, work=EMBED, fitting=replace(wish.fitting, prompt=prompts.get(kind, "")))
-        for side, kind in zip(sides, ("query", "document"), strict=True)
+        replace(wish, inputs=side, work=EMBED, fitting=replace(fitting, prompt=prompts.get(kind, "")))
+        for side, kind, fitting in zip(sides, ("query", "document"), (whole, wish.fitting), strict=True)
     ]
     of_queries, of_documents = [await asking.rows(one) for one in asked]
 
@@ -117,10 +118,10 @@ class RerankRequest(StrictFields):
 
     @property
     def fitting(self) -> Fitting:
-        longest = self.max_tokens_per_doc or self.truncate_prompt_tokens
-        is_cut = self.truncate if self.is_tei or longest is None else True
+        longest, document = self.truncate_prompt_tokens, self.max_tokens_per_doc
+        is_cut = self.truncate if self.is_tei or longest is document is None else True
         fitted = cut(bool(is_cut), from_left=self.truncation_direction == "left", longest=longest)
-        return replace(fitted, instruction=self.instruction)
+        return replace(fitted, instruction=self.instruction, document=document)
 
 
 class Rerank:

@@ -42,6 +42,7 @@ class Fitting:
     longest: int | None = None
     from_left: bool = False  # which end is cut off
     prompt: str = ""  # before each text
+    document: int | None = None  # tokens that are kept of a document: a text, or a pair's second one
     instruction: str = ""  # the one in a template of pairs; "": its own
 
 
@@ -122,6 +123,8 @@ class TextTokenizer:
         self, given: Sequence[PooledText], fitting: Fitting, longest: int, name: str, first: int
     ) -> list[Input]:
         most = longest if fitting.longest is None or fitting.longest < 0 else min(fitting.longest, longest)
+        if fitting.document is not None:
+            given = self._shortened(given, fitting.document, from_left=fitting.from_left)
         texts = [one for one in given if not isinstance(one, list) and not self._is_templated(one)]
         encoded = iter(self._encoded([_with(fitting.prompt, one) for one in texts]))
         found = list[Input]()
@@ -142,6 +145,21 @@ class TextTokenizer:
                     excess=f"{input_.count} tokens > {longest}",
                 )
             found.append(input_)
+        return found
+
+    def _shortened(self, given: Sequence[PooledText], most: int, *, from_left: bool) -> list[PooledText]:
+        """The inputs with at most so many tokens of each document, not counting what every text gets."""
+        documents = [one[1] if isinstance(one, tuple) else one for one in given]
+        # A token has a byte at least.
+        long = [at for at, one in enumerate(documents) if isinstance(one, str) and len(one.encode()) > most]
+        encoded = self._tokenizer.encode_batch([str(documents[at]) for at in long], add_special_tokens=False)
+        found = list(given)
+        for at, one in zip(long, encoded, strict=True):
+            if len(one.ids) > most:
+                text, offsets = str(documents[at]), one.offsets
+                kept = text[offsets[-most][0] :] if from_left else text[: offsets[most - 1][1]]
+                pair = given[at]
+                found[at] = (pair[0], kept) if isinstance(pair, tuple) else kept
         return found
 
     def _is_templated(self, given: PooledText) -> bool:

@@ -138,6 +138,16 @@ async def test_documents_are_ranked_in_each_form(client: httpx.AsyncClient, mode
 
 
 @pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("model", ["cross", "mini"])
+async def test_the_tokens_a_document_may_have_are_none_of_the_querys(client: httpx.AsyncClient, model: str) -> None:
+    query = "capital of france on the mat"
+    said = {"model": model, "query": query, "documents": ["paris is the capital of france"]}
+    [cut] = (await ask(client, "/v2/rerank", **said, max_tokens_per_doc=2))["results"]
+    [short] = (await ask(client, "/v2/rerank", **said | {"documents": ["paris is"]}))["results"]
+    assert cut["relevance_score"] == pytest.approx(short["relevance_score"], **CLOSE)
+
+
+@pytest.mark.asyncio(loop_scope="module")
 async def test_labels_are_scored(client: httpx.AsyncClient, models: dict[str, Path]) -> None:
     wanted = [logits(models["mood"], one).softmax(-1) for one in DOCUMENTS]
     found = await ask(client, "/classify", model="mood", input=DOCUMENTS)

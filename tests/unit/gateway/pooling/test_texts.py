@@ -57,6 +57,23 @@ async def test_a_long_text_loses_an_end_and_keeps_what_every_text_gets(tmp_path:
     assert await _cut(one, [5, 6, 7], 2, from_left=True) == [6, 7]
 
 
+async def test_documents_are_cut_and_queries_kept_whole(tmp_path: Path) -> None:
+    one = tokenizer(tmp_path)
+    given = (("the cat sat", "the dog sat"), "cat  dog sat", "dog")
+    assert await ids(one, *given, document=2) == [
+        [CLS, THE, CAT, SAT, SEP, THE, DOG, SEP],
+        [CLS, CAT, DOG, SEP],
+        [CLS, DOG, SEP],
+    ]
+    assert await ids(one, *given[:2], document=2, from_left=True) == [
+        [CLS, THE, CAT, SAT, SEP, DOG, SAT, SEP],
+        [CLS, DOG, SAT, SEP],
+    ]
+    assert await ids(one, "cat dog", document=1, prompt="the ") == [[CLS, THE, CAT, SEP]]
+    both = await one.texts([("cat", "dog sat the")], Fitting(longest=-1, document=2), longest=5, name="documents")
+    assert unpack_tokens(both.inputs[0].packed) == [CLS, CAT, SEP, DOG, SEP]
+
+
 async def _cut(one: TextTokenizer, text: PooledText, most: int, *, from_left: bool = False) -> list[int]:
     found = await one.texts([text], Fitting(longest=most, from_left=from_left), longest=64, name="input")
     return unpack_tokens(found.inputs[0].packed)
