@@ -13,6 +13,7 @@ from typing import Any
 
 from modelfiles.files import CONFIG, TOKENIZER_CONFIG, is_model
 from modelfiles.gguf import is_gguf
+from modelfiles.late import COLBERT_CLASS, METADATA, Late, TokenHeads, colbert_size, read_late, read_token_heads
 from modelfiles.scoring import Scoring, is_scored, read_scoring
 from modelfiles.sentences import (
     MAX_LEN,
@@ -30,7 +31,9 @@ from modelfiles.served import named_in, pooled_names
 __all__ = ["MODULES", "PoolingError", "is_pooled", "read_pooling"]
 
 EMBED, TOKENS, CLASSIFY, CLASSIFY_TOKENS = "embed", "token_embed", "classify", "token_classify"
-EACH = (TOKENS, CLASSIFY_TOKENS)  # works with several rows of an input
+MAXSIM = "maxsim"  # of a query's vectors of tokens and a document's: each one's nearest, added up
+LEXICAL = "lexical"  # a row of number and weight for each token that a text has
+EACH = (TOKENS, CLASSIFY_TOKENS, LEXICAL)  # works with several rows of an input
 # `pooling_mode` of sentence-transformers, and the older switch of each.
 MODES = {
     "cls": "pooling_mode_cls_token",
@@ -40,12 +43,13 @@ MODES = {
     "weightedmean": "pooling_mode_weightedmean_tokens",
     "lasttoken": "pooling_mode_lasttoken",
 }
+SIDES = ("query", "document")
 ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseLayer:
-    """A product behind the pooling, in a folder of its own."""
+    """A product behind the pooling, in a folder of its own; "": `linear` among the encoder's weights."""
 
     folder: str
     inputs: int
@@ -77,6 +81,8 @@ class Pooling:
     prompts: Prompts = field(default_factory=Prompts)
     scoring: Scoring | None = None  # None: vectors
     sizes: tuple[int, ...] = ()  # shorter vectors that it was trained for, where it says so
+    late: Late | None = None  # ColBERT's treatment of queries and documents; None: texts as they are
+    heads: TokenHeads | None = None  # of tokens, beside a text's vector
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -87,10 +93,24 @@ class Pooling:
         """Numbers of a row."""
         return len(self.labels) or self.size
 
+    def width_of(self, work: str) -> int:
+        """Numbers of a row of this work."""
+        if self.scoring is None and work in (CLASSIFY_TOKENS, LEXICAL):
+            return 2 if work == LEXICAL else 1
+        return self.heads.size if work == TOKENS and self.compares_tokens and self.heads is not None else self.width
+
+    @property
+    def compares_tokens(self) -> bool:
+        """True if vectors of tokens have length 1, to be compared."""
+        return not self.modes or (self.heads is not None and self.heads.size > 0)
+
     @property
     def works(self) -> tuple[str, ...]:
+        if self.scoring is None and not self.modes:
+            return TOKENS, MAXSIM
         if self.scoring is None:
-            return (EMBED, TOKENS) if self.modes else (TOKENS,)
+            weighs = self.heads is not None and self.heads.weighs
+            return (EMBED, TOKENS, CLASSIFY_TOKENS, LEXICAL) if weighs else (EMBED, TOKENS)
         texts = (CLASSIFY,) if self.scoring.step is None else ()
         return (*texts, CLASSIFY_TOKENS) if self.scoring.has_each else texts
 
@@ -138,6 +158,9 @@ def read_pooling(model: Path) -> Pooling:
                 pass
             case _:
                 raise PoolingError(f"{model / MODULES}: a module {kind} is not computed: {', '.join(ORDER)} are")
+    if COLBERT_CLASS in named_in(config):
+        size = colbert_size(model)
+        dense = [DenseLayer(folder="", inputs=hidden, outputs=size, has_bias=False, activation="Identity")]
     if dense and not any(kind == "Pooling" for kind, _ in modules_of(model)):
         modes, normalizes = (), True
     sizes = config.get("matryoshka_dimensions")
@@ -150,6 +173,8 @@ def read_pooling(model: Path) -> Pooling:
         similarity=str(object_of(model, PROMPTS).get("similarity_fn_name") or "cosine"),
         prompts=_prompts(model, are_pooled=are_pooled),
         sizes=tuple(one for one in sizes if isinstance(one, int)) if isinstance(sizes, list) else (),
+        late=read_late(model, config) if not modes else None,
+        heads=read_token_heads(model, config, hidden) if modes else None,
     )
 
 
@@ -157,9 +182,9 @@ def _prompts(model: Path, *, are_pooled: bool) -> Prompts:
     said = object_of(model, PROMPTS)
     given = said.get("prompts")
     texts = {name: text for name, text in given.items() if isinstance(text, str)} if isinstance(given, dict) else {}
-    for name in ("query", "document"):  # ColBERT's markers
-        if isinstance(marker := said.get(f"{name}_prefix"), str):
-            texts.setdefault(name, marker)
+    for name in SIDES:  # of ColBERT, which has a marker for each
+        if isinstance(said.get(f"{name}_prefix"), str) or (model / METADATA).is_file():
+            texts.setdefault(name, "")
     default = str(said.get("default_prompt_name"))
     return Prompts(texts=texts, default=default if default in texts else "", are_pooled=are_pooled)
 

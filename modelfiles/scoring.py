@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from modelfiles.files import CONFIG, TOKENIZER, read_json
+from modelfiles.files import CONFIG, TOKENIZER
 from modelfiles.sentences import MODULES, PROMPTS, PoolingError, count_of, modules_of, object_of
 from modelfiles.served import HEADED, REWARD, STEPS, named_in, names
+from modelfiles.vocabulary import token_ids
 
 EACH_STEP = "<extra_0>"  # Qwen's token behind each step of an answer
 QWEN3_RERANKER = re.compile(r"(?:.*--)?Qwen3-Reranker-[0-9.]+B\Z")
@@ -74,11 +75,8 @@ def _words(model: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _token(model: Path, text: str) -> int:
-    read = read_json(model, TOKENIZER)
-    added = {one.get("content"): one.get("id") for one in read.get("added_tokens") or () if isinstance(one, dict)}
-    vocab = (read.get("model") or {}).get("vocab")
-    found = added.get(text, vocab.get(text) if isinstance(vocab, dict) else None)
-    if not isinstance(found, int):
+    found = token_ids(model).get(text)
+    if found is None:
         raise PoolingError(f"{model / TOKENIZER}: {text!r}, behind which this model scores, is no token")
     return found
 

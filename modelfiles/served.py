@@ -18,7 +18,7 @@ _TASK = re.compile(r"For(CausalLM|ConditionalGeneration)\Z")
 
 @lru_cache(maxsize=1)
 def names() -> Mapping[str, frozenset[str]]:
-    """`architectures` of config.json under "classes", `general.architecture` of GGUF files under "gguf", and "encoders"."""
+    """`architectures` of config.json under "classes", `general.architecture` of GGUF files under "gguf"; "encoders", "others"."""
     data = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
     return {kind: frozenset(found) for kind, found in data.items()}
 
@@ -26,7 +26,7 @@ def names() -> Mapping[str, frozenset[str]]:
 def pooled_names(*, beside_modules: bool = False) -> frozenset[str]:
     """Classes of models that make vectors or scores of texts, and generate nothing; some do only with a modules.json."""
     found = {name + kind for name in names()["encoders"] for kind in ("Model", "ForMaskedLM", HEADED)}
-    found |= {name + kind for name in names()["decoders"] for kind in (HEADED, REWARD, STEPS)}
+    found |= {name + kind for name in names()["decoders"] for kind in (HEADED, REWARD, STEPS)} | names()["others"]
     if beside_modules:
         found |= {name + kind for name in names()["decoders"] for kind in ("Model", "ForCausalLM")}
     return frozenset(found)

@@ -13,20 +13,24 @@ from pathlib import Path
 
 from engine.checkpoint.safetensors import SAMPLE_BYTES, characteristic_bytes, weight_files
 from modelfiles.gguf import is_gguf, read_header
+from modelfiles.late import COLBERT_HEAD, SPARSE_HEAD
 
 _FINGERPRINT_BYTES = 16
 
 
 def model_fingerprint(folder: Path, marks: Iterable[str] = ()) -> str:
-    """Return 32 hex digits over config.json and each file's size, header and a sample of every tensor; or over a GGUF file's.
+    """Return 32 hex digits over config.json, heads of tokens, and of each file its size, header and a sample of every tensor.
 
-    `marks` tell apart what settings make of the same files. Raises CheckpointError, GgufError or OSError.
+    Of a GGUF file the same. `marks` tell apart what settings make of the same files. Raises CheckpointError, GgufError, OSError.
     """
     digest = hashlib.blake2b(digest_size=_FINGERPRINT_BYTES, key=b"baton.model.v1")
     if is_gguf(folder):
         parts = _characteristic_bytes_of_gguf(folder)
     else:
         _update(digest, (folder / "config.json").read_bytes())
+        for head in (SPARSE_HEAD, COLBERT_HEAD):
+            if (folder / head).is_file():
+                _update(digest, (folder / head).read_bytes())
         parts = itertools.chain.from_iterable(characteristic_bytes(file) for file in weight_files(folder))
     for mark in marks:
         _update(digest, mark.encode())

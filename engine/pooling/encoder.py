@@ -43,17 +43,26 @@ class Texts:
     types: torch.Tensor | None  # [T]; None: all 0
     positions: torch.Tensor  # [T], from 0 in each text
     lengths: tuple[int, ...]
-    runs: tuple[tuple[int, int], ...] = field(init=False)  # number of texts and their length, in order
+    seen: tuple[int, ...] | None = None  # first tokens of each text that its others see; None: all
+    # Number of texts, their length, and how many of their tokens are seen, in order.
+    runs: tuple[tuple[int, int, int], ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        runs = list[tuple[int, int]]()
-        for length in self.lengths:
-            count = runs.pop()[0] if runs and runs[-1][1] == length else 0
-            runs.append((count + 1, length))
+        runs = list[tuple[int, int, int]]()
+        for length, seen in zip(self.lengths, self.seen or self.lengths, strict=True):
+            count = runs.pop()[0] if runs and runs[-1][1:] == (length, seen) else 0
+            runs.append((count + 1, length, seen))
         object.__setattr__(self, "runs", tuple(runs))
 
     @classmethod
-    def of(cls, inputs: Sequence[Sequence[int]], seconds: Sequence[int], device: torch.device) -> Texts:
+    def of(
+        cls,
+        inputs: Sequence[Sequence[int]],
+        seconds: Sequence[int],
+        device: torch.device,
+        *,
+        seen: Sequence[int] | None = None,
+    ) -> Texts:
         """`seconds`: where the second text of each input begins; 0: nowhere."""
         lengths = tuple(map(len, inputs))
         tokens = torch.tensor([token for one in inputs for token in one], dtype=torch.long)
@@ -62,7 +71,7 @@ class Texts:
         if any(seconds):
             begins = [begin or length for begin, length in zip(seconds, lengths, strict=True)]
             types = torch.cat([(torch.arange(n) >= b).long() for b, n in zip(begins, lengths, strict=True)]).to(device)
-        return cls(tokens.to(device), types, positions.to(device), lengths)
+        return cls(tokens.to(device), types, positions.to(device), lengths, None if seen is None else tuple(seen))
 
 
 class Encoder:
@@ -220,15 +229,16 @@ class _Attention:
             table = self._rotations[texts.positions]
             queries, keys = _rotated(queries, table), _rotated(keys, table)
         found, begin = x.new_empty(len(x), spec.num_heads, dim), 0
-        for count, length in texts.runs:
+        for count, length, seen in texts.runs:
             end = begin + count * length
             own = [part[begin:end].unflatten(0, (count, length)).transpose(1, 2) for part in (queries, keys, values)]
             into = found[begin:end].view(count, length, spec.num_heads, dim)
             for part in masks.parts(length, spec):
+                keys_seen = slice(part.keys.start, min(part.keys.stop, seen))
                 its = scaled_dot_product_attention(
                     own[0][:, :, part.queries],
-                    own[1][:, :, part.keys],
-                    own[2][:, :, part.keys],
+                    own[1][:, :, keys_seen],
+                    own[2][:, :, keys_seen],
                     attn_mask=part.mask,
                     is_causal=spec.is_causal and part.mask is None,
                     enable_gqa=spec.kv_width < spec.width,

@@ -14,10 +14,13 @@ from engine.families.quantised import ONLINE
 from engine.pooling.encoder import Encoder, Texts
 from engine.pooling.families import read_encoder_spec
 from engine.pooling.heads import LabelHead, Spans, VectorHead, cut
+from engine.pooling.late import lexical, maxsim, seen_of, with_vectors, with_weights
+from engine.pooling.spec import EncoderSpec
 from engine.resolving import resolve_dtype, resolve_max_model_len
+from engine.spec.model import UnsupportedModelError
 from engine.weights.loader import load_weights, most_elements
 from engine.weights.parameters import Weights
-from modelfiles.pooling import CLASSIFY_TOKENS, EMBED, TOKENS, read_pooling
+from modelfiles.pooling import CLASSIFY_TOKENS, EMBED, LEXICAL, MAXSIM, TOKENS, Pooling, read_pooling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +72,8 @@ class PoolingEngine:
         if spec.classifier is not None and self.pooling.scoring is not None:
             self._labels = LabelHead(spec.classifier, self._encoder, self.pooling.scoring.activation)
         else:
-            self._vectors = VectorHead(self.pooling, config.model, device)
+            self._vectors = VectorHead(self.pooling, config.model, weights)
+        _check_padding(spec, self.pooling)
         load_weights(weights, config.model)
         weights.settle()
         self.fingerprint = model_fingerprint(config.model, marks)
@@ -77,9 +81,28 @@ class PoolingEngine:
     @torch.inference_mode()
     def compute(self, inputs: Sequence[PoolingInput]) -> list[torch.Tensor]:
         """Return each input's rows [rows, width] float32 on the CPU, in order: one row, or one for each token."""
-        order = sorted(range(len(inputs)), key=lambda at: len(inputs[at].tokens))
+        pairs = [_halves(one) for one in inputs if one.work == MAXSIM]
+        if not pairs:
+            return self._computed(inputs)
+        # Each side once: a query is compared with many documents.
+        sides = list(dict.fromkeys(side for pair in pairs for side in pair))
+        others = [one for one in inputs if one.work != MAXSIM]
+        rows = self._computed([*others, *(PoolingInput(tokens=side, work=TOKENS) for side in sides)])
+        known = dict(zip(sides, rows[len(others) :], strict=True))
+        scores, plain = iter([maxsim(known[query], known[document]) for query, document in pairs]), iter(rows)
+        return [next(scores if one.work == MAXSIM else plain) for one in inputs]
+
+    def _computed(self, inputs: Sequence[PoolingInput]) -> list[torch.Tensor]:
+        late = self.pooling.late
+        seen = [seen_of(one.tokens, late) for one in inputs]
+        order = sorted(range(len(inputs)), key=lambda at: (len(inputs[at].tokens), seen[at]))
         mine = [inputs[at] for at in order]
-        texts = Texts.of([one.tokens for one in mine], [one.second for one in mine], self.device)
+        texts = Texts.of(
+            [one.tokens for one in mine],
+            [one.second for one in mine],
+            self.device,
+            seen=[seen[at] for at in order] if late is not None else None,
+        )
         x = self._encoder(texts)
         spans = Spans.of(texts.lengths, [one.skipped for one in mine])
         found = self._labelled(x, spans, mine) if self._labels is not None else self._embedded(x, spans, mine)
@@ -107,10 +130,21 @@ class PoolingEngine:
         assert head is not None
         found, kinds = dict[int, torch.Tensor](), defaultdict[tuple[int, bool], list[int]](list)
         each = head.each(x) if any(one.work == TOKENS for one in mine) else None
+        late, heads = self.pooling.late, self.pooling.heads
         for at, one in enumerate(mine):
+            own = slice(spans.begins[at], spans.begins[at] + spans.lengths[at])
+            tokens = list(one.tokens)[-spans.lengths[at] :]
             if one.work == TOKENS and each is not None:
-                own = each[spans.begins[at] : spans.begins[at] + spans.lengths[at]]
-                found[at] = cut(own, one.dimensions, normalizes=self._normalizes(one.dimensions, one.is_raw)).cpu()
+                rows = each[own]
+                if late is not None or heads is not None:
+                    rows = rows[with_vectors(tokens, late, heads)]
+                found[at] = cut(
+                    rows, one.dimensions, normalizes=self._normalizes(one.dimensions, one.is_raw, TOKENS)
+                ).cpu()
+            elif one.work == CLASSIFY_TOKENS and heads is not None:
+                found[at] = head.weights(x[own][with_weights(tokens, heads)], is_raw=one.is_raw).cpu()
+            elif one.work == LEXICAL and heads is not None:
+                found[at] = lexical(tokens, head.weights(x[own], is_raw=False).cpu(), heads)
             else:
                 kinds[one.dimensions, one.is_raw].append(at)
         vectors = head.vectors(x, spans) if kinds else x
@@ -119,5 +153,24 @@ class PoolingEngine:
             found |= zip(places, rows.split(1), strict=True)
         return [found[at] for at in range(len(mine))]
 
-    def _normalizes(self, dimensions: int, is_raw: bool) -> bool:
-        return not is_raw and (self.pooling.normalizes or dimensions > 0)
+    def _normalizes(self, dimensions: int, is_raw: bool, work: str = EMBED) -> bool:
+        pooling = self.pooling
+        are_normal = pooling.normalizes or (work == TOKENS and pooling.compares_tokens)
+        return not is_raw and (are_normal or dimensions > 0)
+
+
+def _halves(pair: PoolingInput) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return tuple(pair.tokens[: pair.second]), tuple(pair.tokens[pair.second :])
+
+
+def _check_padding(spec: EncoderSpec, pooling: Pooling) -> None:
+    """Raise UnsupportedModelError if padding that nobody sees would see nobody, or all that is before it."""
+    late = pooling.late
+    if late is None or late.padding is None or late.padding_is_seen:
+        return
+    attentions = [layer.attention for layer in spec.layers]
+    if spec.distances or any(one.is_causal or 0 < one.reach < late.query_length for one in attentions):
+        raise UnsupportedModelError(
+            f"queries padded to {late.query_length} tokens that others don't see are not computed where layers have windows"
+            " of fewer tokens, biases by distance or an order"
+        )

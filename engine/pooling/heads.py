@@ -17,7 +17,9 @@ from engine.pooling.encoder import ACTS, Encoder
 from engine.pooling.spec import ClassifierSpec, EncoderSpec
 from engine.weights.loader import load_weights, most_elements
 from engine.weights.parameters import Parameter, Part, Weights, whole
+from modelfiles.late import COLBERT_HEAD, SPARSE_HEAD
 from modelfiles.pooling import DenseLayer, Pooling
+from modelfiles.torchfile import read_torch_file
 
 _LAYERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "Identity": lambda x: x,
@@ -77,18 +79,29 @@ def pooled(x: torch.Tensor, spans: Spans, mode: str) -> torch.Tensor:
 class VectorHead:
     """A text's vector, or one for each of its tokens."""
 
-    def __init__(self, pooling: Pooling, folder: Path, device: torch.device) -> None:
-        """Raises CheckpointError, OSError."""
+    def __init__(self, pooling: Pooling, folder: Path, weights: Weights) -> None:
+        """`weights`: the encoder's, not yet loaded. Raises CheckpointError, TorchFileError, OSError."""
         self._pooling = pooling
-        self._dense = [(_LAYERS[each.activation], *_dense(each, folder, device)) for each in pooling.dense]
+        self._dense = [(_LAYERS[each.activation], *_dense(each, folder, weights)) for each in pooling.dense]
+        heads = pooling.heads
+        self._tokens = _head(folder / COLBERT_HEAD, weights.device) if heads is not None and heads.size else None
+        self._weighs = _head(folder / SPARSE_HEAD, weights.device) if heads is not None and heads.weighs else None
 
     def vectors(self, x: torch.Tensor, spans: Spans) -> torch.Tensor:
         """Return [B, size] for tokens' [T, E]."""
         return self._finished(torch.cat([pooled(x, spans, mode) for mode in self._pooling.modes], dim=-1))
 
     def each(self, x: torch.Tensor) -> torch.Tensor:
-        """Return [T, E or what products make of it]: the same without pooling."""
+        """Return [T, E or what products make of it]: the same without pooling, or what a head of tokens makes."""
+        if self._tokens is not None:
+            return linear(x.float(), *self._tokens)
         return self._finished(x.float()) if len(self._pooling.modes) <= 1 else x.float()
+
+    def weights(self, x: torch.Tensor, *, is_raw: bool) -> torch.Tensor:
+        """Return each token's weight [T, 1], at least 0 unless it `is_raw`."""
+        assert self._weighs is not None
+        found = linear(x.float(), *self._weighs)
+        return found if is_raw else relu(found)
 
     def _finished(self, found: torch.Tensor) -> torch.Tensor:
         for act, weight, bias in self._dense:
@@ -102,11 +115,28 @@ def cut(vectors: torch.Tensor, dimensions: int, *, normalizes: bool) -> torch.Te
     return normalize(shorter, dim=-1) if normalizes else shorter
 
 
-def _dense(spec: DenseLayer, folder: Path, device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
-    weights = Weights(torch.float32, device, most_elements=most_elements(folder / spec.folder))
+def _dense(spec: DenseLayer, folder: Path, encoder: Weights) -> tuple[torch.Tensor, torch.Tensor | None]:
+    if not spec.folder:
+        part = Part(name="linear.weight", rows=slice(0, spec.outputs))
+        shape = (spec.outputs, spec.inputs)
+        return encoder.new(Parameter(shape=shape, parts=(part,), format=torch.float32)), None
+    weights = Weights(torch.float32, encoder.device, most_elements=most_elements(folder / spec.folder))
     weight = weights.new(whole("linear.weight", spec.outputs, spec.inputs))
     bias = weights.new(whole("linear.bias", spec.outputs)) if spec.has_bias else None
     load_weights(weights, folder / spec.folder)
+    return weight, bias
+
+
+_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+def _head(file: Path, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weight and bias, in float32."""
+    found = read_torch_file(file)
+    weight, bias = (
+        torch.frombuffer(bytearray(one.values), dtype=_DTYPES[one.dtype]).view(one.shape).to(device, torch.float32)
+        for one in (found["weight"], found["bias"])
+    )
     return weight, bias
 
 

@@ -54,7 +54,7 @@ class Asking:
     ) -> Fitting:
         """With the text that the model's files want before its inputs. Raises InvalidRequestError, ModelNotFoundError."""
         prompts = self.answering.find(model, work).pooling.prompts
-        return replace(fitting, prompt=prompt_of(prompts, name, field_))
+        return replace(fitting, prompt=prompt_of(prompts, name, field_), side=name or prompts.default)
 
 
 def prompt_of(prompts: Prompts, name: str | None, field_: str) -> str:

@@ -20,7 +20,7 @@ from gateway.observe.metrics import GatewayMetrics
 from gateway.pooling.apis import Api, Asking
 from gateway.pooling.scores import Classify, Predict, Rerank, Score
 from gateway.pooling.service import Answering
-from gateway.pooling.vectors import SCHEMAS, CohereEmbed, Embeddings, OllamaEmbed, Pooled, TeiEmbed
+from gateway.pooling.vectors import SCHEMAS, CohereEmbed, Embeddings, OllamaEmbed, Pooled, TeiEmbed, TeiSparse
 from modelfiles.pooling import EMBED, TOKENS
 
 
@@ -46,6 +46,7 @@ PATHS: Mapping[str, Path] = {
     "/v2/embed": Path(CohereEmbed(), "cohere"),
     "/embed": Path(TeiEmbed(EMBED), "tei"),
     "/embed_all": Path(TeiEmbed(TOKENS), "tei"),
+    "/embed_sparse": Path(TeiSparse(), "tei"),
     "/predict": Path(Predict(), "tei"),
     "/api/embed": Path(OllamaEmbed(is_single=False), "ollama", "OllamaError"),
     "/api/embeddings": Path(OllamaEmbed(is_single=True), "ollama", "OllamaError"),

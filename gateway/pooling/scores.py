@@ -1,6 +1,7 @@
 """APIs for scores: rerank in Cohere's, Jina's and TEI's forms, vLLM's /score and /classify, TEI's /predict.
 
-A cross-encoder reads query and document together; of a model of vectors a score is the cosine of the two.
+A cross-encoder reads query and document together; of a model of vectors a score is the cosine of the two, and of one whose
+tokens alone have vectors what each of the query's has in common with the nearest of the document's, added up.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from gateway.pooling.apis import Asking, Longest, Priority, Side, written
 from gateway.pooling.service import Rows, Wish
 from gateway.pooling.texts import Fitting, PooledText
 from gateway.pooling.vectors import InputFields, Texts, cut, floats, usage
-from modelfiles.pooling import CLASSIFY, EMBED
+from modelfiles.pooling import CLASSIFY, EMBED, MAXSIM
 
 _SCORED: Json = fields({"index": {"type": "integer"}, "score": {"type": "number"}})
 Text = Annotated[StrictStr, Field(min_length=1)]
@@ -53,6 +54,11 @@ async def scored(asking: Asking, wish: Wish, pairs: Sequence[tuple[str, str]]) -
         raise InvalidRequestError(
             f"instruction: the model {found.name!r} makes vectors, and its prompts have names", param="instruction"
         )
+    if not found.pooling.modes:
+        rows = await asking.rows(
+            replace(wish, inputs=list(pairs), work=MAXSIM, fitting=replace(wish.fitting, sides_are_apart=True))
+        )
+        return [floats(values)[0] for values in rows.values], rows
     prompts = found.pooling.prompts.texts
     sides = [list(dict.fromkeys(side)) for side in zip(*pairs, strict=True)]
     whole = replace(wish.fitting, document=None)

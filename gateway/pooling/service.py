@@ -26,7 +26,7 @@ from gateway.pooling.fleet import PoolingFleet, Turn, pieces
 from gateway.pooling.texts import Fitting, PooledText, PooledTexts, TextTokenizer
 from gateway.request.timeline import Timeline, Timelines
 from gateway.tenants.budgets import Budgets
-from modelfiles.pooling import CLASSIFY, CLASSIFY_TOKENS, EACH, EMBED, Pooling
+from modelfiles.pooling import CLASSIFY, CLASSIFY_TOKENS, EACH, EMBED, LEXICAL, Pooling
 
 FLOAT_BYTES = 4
 
@@ -197,7 +197,7 @@ class Answering:
         until = time.monotonic() + self._deadline_s
         texts = await model.tokenizer.texts(wish.inputs, wish.fitting, longest=longest, name=wish.name)
         if wish.work in EACH:
-            _check_rows(texts, model.fleet.max_answer_bytes // (FLOAT_BYTES * pooling.width), wish.name)
+            _check_rows(texts, model.fleet.max_answer_bytes // (FLOAT_BYTES * pooling.width_of(wish.work)), wish.name)
         model.fleet.turn_away(texts.tokens)
         charged = await charge(
             self._budgets, scope.tenant, scope.request_id, tokens=texts.tokens, ttl_s=self._deadline_s
@@ -236,7 +236,7 @@ async def _computed(
     parts = pieces(
         [one.count for one in texts.inputs],
         workers=model.fleet.num_ready,
-        row_bytes=FLOAT_BYTES * (wish.dimensions or model.pooling.width),
+        row_bytes=FLOAT_BYTES * (wish.dimensions or model.pooling.width_of(wish.work)),
         rows_a_token=wish.work in EACH,
     )
     pairs = any(one.second for one in texts.inputs)
@@ -303,8 +303,10 @@ def _check_dimensions(dimensions: int, pooling: Pooling) -> None:
 
 def _elsewhere(model: PooledModel, work: str) -> str:
     makes, lacks, where = "vectors", "scores", "/v1/embeddings"
+    if work == LEXICAL:
+        lacks = "weights of words"
     if not model.pooling.modes:
-        makes, lacks, where = "vectors of tokens", "others", "/pooling or /embed_all"
+        makes, lacks, where = "vectors of tokens", "others", "/pooling, /embed_all, /score or /rerank"
     if model.pooling.scoring is not None:
         makes, lacks, where = "scores", "vectors", "/rerank, /score or /classify"
         if work in (CLASSIFY, CLASSIFY_TOKENS):

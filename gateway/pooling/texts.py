@@ -9,12 +9,13 @@ from pathlib import Path
 
 from tokenizers import Encoding, Tokenizer
 
-from common.blocks import pack_tokens, tokenizer_fingerprint
+from common.blocks import pack_tokens, tokenizer_fingerprint, unpack_tokens
 from common.errors import InvalidRequestError, OverloadedError
 from gateway.http.problem import ContextLengthError
+from gateway.pooling.late import Marked
 from gateway.pooling.pairs import PairTemplate, read_pair_template
 from modelfiles.files import CONFIG, TOKENIZER, TOKENIZER_CONFIG, read_file, read_json
-from modelfiles.pooling import Pooling, read_pooling
+from modelfiles.pooling import SIDES, Pooling, read_pooling
 
 TEXTS_AT_ONCE = 64  # texts of one thread's turn
 MAX_HELD_CHARS = 64 << 20  # characters of waiting texts, of all requests
@@ -42,6 +43,8 @@ class Fitting:
     longest: int | None = None
     from_left: bool = False  # which end is cut off
     prompt: str = ""  # before each text
+    side: str = ""  # "query" or "document", which ColBERT tells apart; "": neither
+    sides_are_apart: bool = False  # a pair's texts are no input together, but one each
     document: int | None = None  # tokens that are kept of a document: a text, or a pair's second one
     instruction: str = ""  # the one in a template of pairs; "": its own
 
@@ -125,6 +128,9 @@ class TextTokenizer:
         most = longest if fitting.longest is None or fitting.longest < 0 else min(fitting.longest, longest)
         if fitting.document is not None:
             given = self._shortened(given, fitting.document, from_left=fitting.from_left)
+        if fitting.sides_are_apart:
+            return self._compared(given, most, fitting, longest, name, first)
+        marked = self._marked(fitting.side)
         texts = [one for one in given if not isinstance(one, list) and not self._is_templated(one)]
         encoded = iter(self._encoded([_with(fitting.prompt, one) for one in texts]))
         found = list[Input]()
@@ -135,17 +141,39 @@ class TextTokenizer:
                 input_ = _cut_ids(one, most, fitting)
             elif self._pairs is not None and self._is_templated(one):
                 input_ = Input(pack_tokens(self._paired(self._pairs, one, most, fitting)))
+            elif marked is not None:
+                input_ = Input(pack_tokens(self._side(next(encoded), marked, most, fitting)))
             else:
                 input_ = _input(next(encoded), most, fitting, self._end)
-            if input_.count > most:
-                raise ContextLengthError(
-                    f"This model's maximum context length is {longest} tokens. However, {name} {first + at} has"
-                    f" {input_.count}. Please reduce its length, or let it be cut by truncate_prompt_tokens: -1.",
-                    param=name,
-                    excess=f"{input_.count} tokens > {longest}",
-                )
+            _check_length(input_.count, most, longest, name, first + at)
             found.append(input_)
         return found
+
+    def _compared(
+        self, given: Sequence[PooledText], most: int, fitting: Fitting, longest: int, name: str, first: int
+    ) -> list[Input]:
+        """The tokens of a query and those of a document behind them, for each pair."""
+        sides = list[dict[str, list[int]]]()
+        for at, side in enumerate(SIDES):
+            texts = list(dict.fromkeys(one[at] for one in given if isinstance(one, tuple)))
+            prompt, marked = self.pooling.prompts.texts.get(side, ""), self._marked(side)
+            encoded = self._encoded([prompt + text for text in texts])
+            sides.append({t: self._side(e, marked, most, fitting) for t, e in zip(texts, encoded, strict=True)})
+        found = list[Input]()
+        for at, one in enumerate(given):
+            assert isinstance(one, tuple)
+            query, document = sides[0][one[0]], sides[1][one[1]]
+            _check_length(max(len(query), len(document)), most, longest, name, first + at)
+            found.append(Input(pack_tokens([*query, *document]), len(query)))
+        return found
+
+    def _marked(self, side: str) -> Marked | None:
+        return Marked(self.pooling.late, side) if self.pooling.late is not None and side in SIDES else None
+
+    def _side(self, encoded: Encoding, marked: Marked | None, most: int, fitting: Fitting) -> list[int]:
+        room = most if marked is None else marked.room(most, is_cut=fitting.longest is not None)
+        ids = unpack_tokens(_input(encoded, room, fitting, self._end).packed)
+        return ids if marked is None else marked.ids(ids, most)
 
     def _shortened(self, given: Sequence[PooledText], most: int, *, from_left: bool) -> list[PooledText]:
         """The inputs with at most so many tokens of each document, not counting what every text gets."""
@@ -174,6 +202,17 @@ class TextTokenizer:
 
     def _encoded(self, texts: list[str | tuple[str, str]]) -> list[Encoding]:
         return self._tokenizer.encode_batch(texts) if texts else []
+
+
+def _check_length(count: int, most: int, longest: int, name: str, at: int) -> None:
+    """Raises ContextLengthError."""
+    if count > most:
+        raise ContextLengthError(
+            f"This model's maximum context length is {longest} tokens. However, {name} {at} has"
+            f" {count}. Please reduce its length, or let it be cut by truncate_prompt_tokens: -1.",
+            param=name,
+            excess=f"{count} tokens > {longest}",
+        )
 
 
 def _with(prompt: str, text: str | tuple[str, str]) -> str | tuple[str, str]:

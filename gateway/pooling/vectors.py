@@ -20,7 +20,7 @@ from gateway.http.problem import Json
 from gateway.pooling.apis import LIST_OF_NUMBERS, Asking, Longest, Priority, Side, written
 from gateway.pooling.service import Rows, Wish
 from gateway.pooling.texts import Fitting, PooledText
-from modelfiles.pooling import EACH, EMBED, TOKENS
+from modelfiles.pooling import CLASSIFY_TOKENS, EACH, EMBED, LEXICAL, TOKENS
 from modelfiles.scoring import EACH_STEP
 
 _TEXT = {"type": "string", "minLength": 1}
@@ -157,7 +157,7 @@ class Pooled:
                 priority=body.priority,
             )
         )
-        if any(not values for values in rows.values):
+        if work == CLASSIFY_TOKENS and asking.answering.find(body.model).pooling.labels and b"" in rows.values:
             raise InvalidRequestError(
                 f"input: {rows.values.index(b'')} has no {EACH_STEP}, behind which this model scores a step",
                 param="input",
@@ -222,8 +222,8 @@ class CohereEmbed:
         return await written(rows, told)
 
 
-class TeiEmbedRequest(StrictFields):
-    """Body of POST /embed and /embed_all, TEI's."""
+class TeiInputs(StrictFields):
+    """TEI's inputs, and how long ones are cut."""
 
     many: ClassVar[Mapping[str, int]] = {"inputs": MAX_TOKEN_IDS}
     lists_of_ids: ClassVar[tuple[str, ...]] = ("inputs",)
@@ -233,14 +233,19 @@ class TeiEmbedRequest(StrictFields):
     inputs: Any  # as `input` of OpenAI's
     truncate: StrictBool = False
     truncation_direction: Side = "right"
-    normalize: StrictBool = True
     prompt_name: Prompted | None = None
-    dimensions: Dimensions | None = None
 
     @field_validator("inputs")
     @classmethod
     def _list_of_inputs(cls, given: Any, info: ValidationInfo) -> list[PooledText]:
         return inputs_of(given if (read := ids_read(info)) is None else read)
+
+
+class TeiEmbedRequest(TeiInputs):
+    """Body of POST /embed and /embed_all, TEI's."""
+
+    normalize: StrictBool = True
+    dimensions: Dimensions | None = None
 
 
 class TeiEmbed:
@@ -264,7 +269,7 @@ class TeiEmbed:
                 name="inputs",
                 work=self._work,
                 dimensions=0 if is_each else body.dimensions or (pooling.size if body.normalize else 0),
-                is_raw=(is_each and bool(pooling.modes)) or not body.normalize,
+                is_raw=(is_each and not pooling.compares_tokens) or not body.normalize,
                 fitting=fitting,
             )
         )
@@ -273,6 +278,35 @@ class TeiEmbed:
             return [lists(one, rows.width) if is_each else numbers(one) for one in rows.values]
 
         return await written(rows, told)
+
+
+class TeiSparseRequest(TeiInputs):
+    """Body of POST /embed_sparse, TEI's."""
+
+
+class TeiSparse:
+    """TEI's weights of words: each token of a text that has one, with its greatest."""
+
+    body = TeiSparseRequest
+    described: ClassVar[Json] = {
+        "type": "array",
+        "items": {"type": "array", "items": fields({"index": _INTEGER, "value": {"type": "number"}})},
+    }
+
+    async def answer(self, body: TeiSparseRequest, asking: Asking) -> Any:
+        fitting = cut(body.truncate, from_left=body.truncation_direction == "left")
+        fitting = asking.prompted(body.model, LEXICAL, fitting, body.prompt_name)
+        wish = Wish(model=body.model, inputs=body.inputs, name="inputs", work=LEXICAL, fitting=fitting)
+        rows = await asking.rows(wish)
+
+        def told() -> list[Any]:
+            return [_weights(floats(values)) for values in rows.values]
+
+        return await written(rows, told)
+
+
+def _weights(pairs: list[float]) -> list[Json]:
+    return [{"index": int(pairs[at]), "value": pairs[at + 1]} for at in range(0, len(pairs), 2)]
 
 
 class OllamaEmbedRequest(StrictFields):

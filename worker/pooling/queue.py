@@ -13,6 +13,7 @@ from common.blocks import unpack_tokens
 from common.errors import InvalidRequestError, ServingError
 from common.messages import Pool
 from engine.pooling.engine import PoolingInput
+from modelfiles.pooling import MAXSIM
 
 
 @dataclass(slots=True, eq=False)
@@ -101,6 +102,9 @@ def inputs_of(message: Pool, *, vocab_size: int, longest: int, works: Sequence[s
     if message.dimensions > size:
         raise InvalidRequestError(f"dimensions: a vector has {size}, not {message.dimensions}", param="dimensions")
     seconds = message.seconds or [0] * len(message.inputs)
+    if message.work == MAXSIM:
+        _check_pairs(message, seconds, longest)
+        longest *= 2
     return [
         PoolingInput(
             tokens=_tokens(packed, vocab_size=vocab_size, longest=longest),
@@ -112,6 +116,15 @@ def inputs_of(message: Pool, *, vocab_size: int, longest: int, works: Sequence[s
         )
         for packed, second in zip(message.inputs, seconds, strict=True)
     ]
+
+
+def _check_pairs(message: Pool, seconds: Sequence[int], longest: int) -> None:
+    """Raises InvalidRequestError unless each input is a query and a document."""
+    for packed, second in zip(message.inputs, seconds, strict=True):
+        if not 0 < second <= longest or not 0 < len(packed) // 4 - second <= longest:
+            raise InvalidRequestError(
+                f"a query of {second} of {len(packed) / 4:g} tokens: both sides have 1 to {longest}", param="input"
+            )
 
 
 def _tokens(packed: bytes, *, vocab_size: int, longest: int) -> list[int]:

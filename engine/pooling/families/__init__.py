@@ -6,7 +6,7 @@ from pathlib import Path
 
 from engine.families.reading import windows_by_layer
 from engine.families.reading.fields import Fields
-from engine.pooling.families.bert import read_bert, read_mpnet, read_roberta
+from engine.pooling.families.bert import read_bert, read_colbert, read_mpnet, read_roberta
 from engine.pooling.families.decoders import (
     Read,
     one_window,
@@ -22,6 +22,7 @@ from engine.pooling.families.rotated import read_modern_bert, read_nomic_bert
 from engine.pooling.spec import EncoderSpec
 from engine.spec.model import UnsupportedModelError
 from modelfiles.files import CONFIG, read_json
+from modelfiles.late import COLBERT_CLASS
 from modelfiles.scoring import is_scored, read_scoring
 from modelfiles.served import HEADED, REWARD, STEPS, named_in
 
@@ -51,7 +52,7 @@ FAMILIES: dict[str, Read] = {
     for readers, kinds in ((_READERS, ("Model", "ForMaskedLM", HEADED)), (_DECODERS, (HEADED, REWARD, STEPS)))
     for name, reader in readers.items()
     for kind in kinds
-}
+} | {COLBERT_CLASS: read_colbert}
 DECODERS: dict[str, Read] = {
     f"{name}{kind}": reader for name, reader in _DECODERS.items() for kind in ("Model", "ForCausalLM")
 }

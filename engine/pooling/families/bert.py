@@ -94,6 +94,12 @@ def read_bert(fields: Fields, is_headed: bool) -> EncoderSpec:
     return _like_bert(fields, is_headed, prefix="bert.", num_types=types, dense=f"{_POOLER}dense", output="classifier")
 
 
+def read_colbert(fields: Fields, is_headed: bool) -> EncoderSpec:
+    """ColBERT as its authors publish it: BERT, and a product of each token's vector that `VectorHead` declares."""
+    fields.only("model_type", "bert")
+    return read_bert(fields, is_headed)
+
+
 def read_roberta(fields: Fields, is_headed: bool) -> EncoderSpec:
     """RoBERTa and XLM-R: BERT whose positions count from the one behind the padding's."""
     return _like_bert(fields, is_headed, prefix="roberta.", num_types=fields.count("type_vocab_size") or 1)

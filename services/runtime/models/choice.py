@@ -1,6 +1,6 @@
 """The files of a hub's repository that serving needs: safetensors or one GGUF model, and what defines its text.
 
-Pickled weights are never among them, and no code.
+Pickled weights are never among them, and no code; bge-m3's two heads are, which nothing unpickles (modelfiles/torchfile.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*(?:/[A-Za-z0-9_][A-Za-z0-9_.+-]
 _PART = re.compile(r"(?P<whole>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf\Z")
 _TEXT = re.compile(
     r"(?:(?!.*\.bin\.index\.json\Z)[^/]+\.json|[^/]+\.(?:jinja|tiktoken|model)|merges\.txt|vocab\.txt|LICENSE[^/]*"
-    r"|additional_chat_templates/[^/]+\.jinja|\d+_[A-Za-z]+/(?:config\.json|model\.safetensors))\Z"
+    r"|artifact\.metadata|(?:sparse|colbert)_linear\.pt|additional_chat_templates/[^/]+\.jinja|\d+_[A-Za-z]+/(?:config\.json|model\.safetensors))\Z"
 )
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _OTHER_GGUF = ("mmproj", "imatrix")

@@ -44,7 +44,7 @@ BODIES: Mapping[str, tuple[Json, ...]] = {
     ),
     **dict.fromkeys(("/score", "/v1/score"), ({"text_1": TEXT, "text_2": TEXT}, {"queries": "x", "documents": ["x"] * MANY})),
     "/v2/embed": ({"model": "", "texts": ["x"] * MANY},),
-    **dict.fromkeys(("/embed", "/embed_all"), ({"inputs": TEXT}, {"inputs": [1] * MANY})),
+    **dict.fromkeys(("/embed", "/embed_all", "/embed_sparse"), ({"inputs": TEXT}, {"inputs": [1] * MANY})),
     "/predict": ({"inputs": TEXT}, {"inputs": [["x", "y"]] * (MANY // 4)}),
     "/v1/messages": (_MESSAGES | {"messages": _USER}, _MESSAGES | {"messages": _BLOCKS}),
     "/v1/messages/count_tokens": ({"model": MODEL, "messages": _BLOCKS},),

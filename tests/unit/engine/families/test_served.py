@@ -15,7 +15,7 @@ def test_the_names_are_those_of_the_families() -> None:
     assert names() == {
         "classes": FAMILIES.keys(),
         "gguf": ROWS.keys(),
-        **{kind: names()[kind] for kind in ("encoders", "decoders")},
+        **{kind: names()[kind] for kind in ("encoders", "decoders", "others")},
     }
     assert pooled_names() == ENCODERS.keys()
     assert pooled_names(beside_modules=True) == ENCODERS.keys() | DECODERS.keys()

@@ -31,6 +31,7 @@ from gateway.pooling.texts import TextTokenizer
 from gateway.pooling.vectors import in_base64, lists, numbers
 from tests.fakes.bus import MemoryBus
 from tests.fakes.generations import ScriptedGenerations, ScriptedWorkers
+from tests.late_models import build_colbert, build_m3
 from tests.pooling_models import build_pooling_model
 from worker.identity import Identity
 from worker.pooling.pooler import Pooler, PoolerSettings
@@ -48,6 +49,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "cross": build_pooling_model(folder / "cross", "BertForSequenceClassification", num_labels=1),
         "mood": build_pooling_model(folder / "mood", "BertForSequenceClassification", num_labels=3),
         "mini": build_pooling_model(folder / "mini"),
+        "late": build_colbert(folder / "late"),
+        "m3": build_m3(folder / "m3"),
     }
     prompts = '{"prompts": {"query": "the ", "document": ""}}'
     (made["mini"] / "config_sentence_transformers.json").write_text(prompts)
@@ -145,6 +148,51 @@ async def test_the_tokens_a_document_may_have_are_none_of_the_querys(client: htt
     [cut] = (await ask(client, "/v2/rerank", **said, max_tokens_per_doc=2))["results"]
     [short] = (await ask(client, "/v2/rerank", **said | {"documents": ["paris is"]}))["results"]
     assert cut["relevance_score"] == pytest.approx(short["relevance_score"], **CLOSE)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_vectors_of_tokens_are_compared_each_with_its_nearest(client: httpx.AsyncClient) -> None:
+    async def vectors(texts: list[str], side: str) -> list[torch.Tensor]:
+        rows = await ask(client, "/pooling", model="late", input=texts, prompt_name=side)
+        return [torch.tensor(one["data"]) for one in rows["data"]]
+
+    [query], documents = await vectors([QUERY], "query"), await vectors(DOCUMENTS, "document")
+    assert len(query) == 12  # padded
+    assert len(documents[2]) == 7  # without its comma
+    wanted = [(query @ one.T).max(1).values.sum().item() for one in documents]
+    found = await ask(client, "/score", model="late", queries=QUERY, documents=DOCUMENTS)
+    assert [one["score"] for one in found["data"]] == pytest.approx(wanted, abs=1e-4)
+    ranked = (await ask(client, "/v2/rerank", model="late", query=QUERY, documents=DOCUMENTS, top_n=1))["results"]
+    assert ranked == [{"index": wanted.index(max(wanted)), "relevance_score": pytest.approx(max(wanted), abs=1e-4)}]
+    cut, short = [
+        await ask(client, "/v2/rerank", model="late", query=QUERY, documents=[one], max_tokens_per_doc=2)
+        for one in (DOCUMENTS[0], "paris is")
+    ]
+    assert cut["results"] == short["results"]
+    answer = await client.post("/v1/embeddings", json={"model": "late", "input": "cat"})
+    assert answer.status_code == 400
+    assert "vectors of tokens" in answer.json()["error"]["message"]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_words_have_weights_beside_a_texts_vector(client: httpx.AsyncClient, models: dict[str, Path]) -> None:
+    texts = ["the cat sat on the mat", "the"]
+    each = (await ask(client, "/pooling", model="m3", input=texts, task="token_classify"))["data"]
+    found = await ask(client, "/embed_sparse", model="m3", inputs=texts)
+    assert len(found[0]) > 1
+    for text, weights, words in zip(texts, each, found, strict=True):
+        ids, _ = tokens(models["m3"], text)
+        best = dict[int, float]()
+        for token, [weight] in zip(ids[0, 1:-1].tolist(), weights["data"], strict=True):
+            best[token] = max(weight, best.get(token, 0.0))
+        wanted = {token: pytest.approx(w, **CLOSE) for token, w in best.items() if w > 0}
+        assert {one["index"]: one["value"] for one in words} == wanted
+    rows = (await ask(client, "/pooling", model="m3", input=texts, task="token_embed"))["data"]
+    assert [len(one["data"]) for one in rows] == [7, 2]  # all but the first token
+    assert len((await ask(client, "/v1/embeddings", model="m3", input=texts))["data"][0]["embedding"]) == 32
+    answer = await client.post("/embed_sparse", json={"model": "mini", "inputs": "cat"})
+    assert answer.status_code == 400
+    assert "makes vectors, and no weights of words" in answer.json()["error"]["message"]
 
 
 @pytest.mark.asyncio(loop_scope="module")

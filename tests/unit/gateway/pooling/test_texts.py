@@ -12,6 +12,7 @@ from common.blocks import unpack_tokens
 from common.errors import InvalidRequestError
 from gateway.http.problem import ContextLengthError
 from gateway.pooling.texts import Fitting, PooledText, TextTokenizer
+from tests.late_models import DOCUMENT, MASK, QUERY, build_colbert, build_pylate
 from tests.pooling_models import VOCAB, build_word_tokenizer
 
 CONFIG = {
@@ -32,8 +33,8 @@ def tokenizer(folder: Path, **config: Any) -> TextTokenizer:
     return TextTokenizer.read(folder)
 
 
-async def ids(one: TextTokenizer, *given: PooledText, longest: int = 64, **fitting: Any) -> list[list[int]]:
-    found = await one.texts(given, Fitting(**fitting), longest=longest, name="input")
+async def ids(one: TextTokenizer, *given: PooledText, most: int = 64, **fitting: Any) -> list[list[int]]:
+    found = await one.texts(given, Fitting(**fitting), longest=most, name="input")
     return [unpack_tokens(each.packed) for each in found.inputs]
 
 
@@ -82,7 +83,7 @@ async def _cut(one: TextTokenizer, text: PooledText, most: int, *, from_left: bo
 async def test_what_is_too_long_or_unknown_is_named(tmp_path: Path) -> None:
     one = tokenizer(tmp_path)
     with pytest.raises(ContextLengthError, match="input 1 has 5"):
-        await ids(one, "cat", "the cat sat", longest=4)
+        await ids(one, "cat", "the cat sat", most=4)
     with pytest.raises(InvalidRequestError, match="not below 100"):
         await ids(one, [100])
 
@@ -135,3 +136,38 @@ async def test_the_end_that_the_configuration_asks_for_is_added_once(eos: Any, e
     assert await ids(one, "cat") == [[CLS, CAT, SEP, *end]]
     assert (await _cut(one, "the cat sat", 4))[-1:] == (end or [SEP])
     assert len(await _cut(one, "the cat sat", 4)) == 4
+
+
+async def test_queries_and_documents_of_colbert_are_marked_and_queries_padded(tmp_path: Path) -> None:
+    one = TextTokenizer.read(build_colbert(tmp_path))
+    padded = [CLS, QUERY, THE, CAT, SEP, *[MASK] * 7]
+    assert await ids(one, "the cat", side="query") == [padded]
+    assert await ids(one, "the cat", side="query", most=8) == [padded[:8]]
+    assert await ids(one, "the cat", side="document") == [[CLS, DOCUMENT, THE, CAT, SEP]]
+    assert await ids(one, "the cat", [7, 8]) == [[CLS, THE, CAT, SEP], [7, 8]]
+    found = await one.texts(
+        [("the cat", "dog"), ("the cat", "dog sat")], Fitting(sides_are_apart=True), longest=16, name="documents"
+    )
+    assert [unpack_tokens(each.packed)[: each.second] for each in found.inputs] == [padded, padded]
+    assert unpack_tokens(found.inputs[1].packed)[12:] == [CLS, DOCUMENT, DOG, SAT, SEP]
+
+
+async def test_sides_of_colbert_are_cut_to_their_own_lengths_and_named_where_they_are_too_long(tmp_path: Path) -> None:
+    one = TextTokenizer.read(build_colbert(tmp_path))
+    long = "cat " * 30
+    [whole] = await ids(one, long, side="query")
+    [query] = await ids(one, long, side="query", longest=-1, most=64)
+    [document] = await ids(one, long, side="document", longest=-1, most=64)
+    assert (len(whole), len(query), len(document)) == (33, 12, 20)
+    assert query == [CLS, QUERY, *[CAT] * 9, SEP]
+    pairs = Fitting(sides_are_apart=True)
+    with pytest.raises(ContextLengthError, match="documents 1 has 33"):
+        await one.texts([("cat", "dog"), ("cat", long)], pairs, longest=32, name="documents")
+
+
+async def test_a_prompt_of_pylate_stands_behind_the_marker(tmp_path: Path) -> None:
+    folder = build_pylate(tmp_path, "BertModel", prompts={"query": "the "}, do_query_expansion=False)
+    one = TextTokenizer.read(folder)
+    assert await ids(one, "cat", side="query", prompt="the ") == [[CLS, QUERY, THE, CAT, SEP]]
+    pairs = await one.texts([("cat", "dog")], Fitting(sides_are_apart=True), longest=64, name="documents")
+    assert unpack_tokens(pairs.inputs[0].packed) == [CLS, QUERY, THE, CAT, SEP, CLS, DOCUMENT, DOG, SEP]
