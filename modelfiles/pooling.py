@@ -9,10 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from modelfiles.files import CONFIG, TOKENIZER_CONFIG, is_model
 from modelfiles.gguf import is_gguf
+from modelfiles.jina import adapter_of, prompts_of, tasks_of, with_others_names
 from modelfiles.late import COLBERT_CLASS, METADATA, Late, TokenHeads, colbert_size, read_late, read_token_heads
 from modelfiles.scoring import Scoring, is_scored, read_scoring
 from modelfiles.sentences import (
@@ -83,6 +85,7 @@ class Pooling:
     sizes: tuple[int, ...] = ()  # shorter vectors that it was trained for, where it says so
     late: Late | None = None  # ColBERT's treatment of queries and documents; None: texts as they are
     heads: TokenHeads | None = None  # of tokens, beside a text's vector
+    tasks: tuple[str, ...] = ()  # names of its adapters
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -92,6 +95,10 @@ class Pooling:
     def width(self) -> int:
         """Numbers of a row."""
         return len(self.labels) or self.size
+
+    def adapter_of(self, prompt: str) -> str:
+        """The adapter for inputs behind this prompt, by the prompt's name; "": none."""
+        return adapter_of(prompt, self.tasks)
 
     def width_of(self, work: str) -> int:
         """Numbers of a row of this work."""
@@ -171,17 +178,19 @@ def read_pooling(model: Path) -> Pooling:
         dense=tuple(dense),
         normalizes=normalizes,
         similarity=str(object_of(model, PROMPTS).get("similarity_fn_name") or "cosine"),
-        prompts=_prompts(model, are_pooled=are_pooled),
+        prompts=_prompts(model, are_pooled=are_pooled, config=config),
+        tasks=tasks_of(config),
         sizes=tuple(one for one in sizes if isinstance(one, int)) if isinstance(sizes, list) else (),
         late=read_late(model, config) if not modes else None,
         heads=read_token_heads(model, config, hidden) if modes else None,
     )
 
 
-def _prompts(model: Path, *, are_pooled: bool) -> Prompts:
-    said = object_of(model, PROMPTS)
+def _prompts(model: Path, *, are_pooled: bool, config: Mapping[str, Any] = MappingProxyType({})) -> Prompts:
+    said, tasks = object_of(model, PROMPTS), tasks_of(config)
     given = said.get("prompts")
     texts = {name: text for name, text in given.items() if isinstance(text, str)} if isinstance(given, dict) else {}
+    texts = with_others_names(prompts_of(config) | texts, tasks)
     for name in SIDES:  # of ColBERT, which has a marker for each
         if isinstance(said.get(f"{name}_prefix"), str) or (model / METADATA).is_file():
             texts.setdefault(name, "")

@@ -25,6 +25,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True, tag="pool", omit_defaults=
     seconds: _Counts = []  # where the second text of each input begins; []: there is none
     skipped: _Count = 0  # first tokens of each input that no vector is pooled from
     dimensions: _Count = 0  # first ones of each vector, normalised again; 0: all
+    adapter: str = ""  # the model's own, by its name
     is_raw: bool = False  # vectors of any length, scores without the model's activation
     traceparent: str | UnsetType = UNSET
 

@@ -17,6 +17,7 @@ from engine.kernels.activation import ACTIVATIONS
 from engine.model.layers.building import declare_norm
 from engine.model.layers.norm import Norm
 from engine.model.rope import cos_sin_table
+from engine.pooling.adapters import Adapters
 from engine.pooling.spec import (
     EncoderAttentionSpec,
     EncoderLayerSpec,
@@ -79,15 +80,18 @@ class Encoder:
 
     def __init__(self, spec: EncoderSpec, weights: Weights, *, longest: int) -> None:
         self.spec, self.weights = spec, weights
+        self.adapters = None if spec.adapters is None else Adapters(spec.adapters, weights)
         self._tokens = _Tokens(spec.tokens, self)
-        self._bias = _DistanceBias(spec, weights) if spec.distances else None
+        self._bias = _DistanceBias(spec.layers[0].attention, weights) if spec.layers[0].attention.distances else None
         self._ropes = dict[tuple[RopeSpec, int], torch.Tensor]()
         self._longest = longest
         self._layers = [_Layer(its, spec.under.format(at), self) for at, its in enumerate(spec.layers)]
         self._final = self.norm(spec.final_norm)
 
-    def __call__(self, texts: Texts) -> torch.Tensor:
-        """Return each token's vector [T, E]."""
+    def __call__(self, texts: Texts, *, adapter: int | None = None) -> torch.Tensor:
+        """Return each token's vector [T, E]. `adapter`: its number; None: the model without one."""
+        if self.adapters is not None:
+            self.adapters.chosen = adapter
         x = self._tokens(texts)
         masks = _Masks(self._bias, x.device)
         for layer in self._layers:
@@ -107,6 +111,14 @@ class Encoder:
         outputs = dict(zip(names, sizes, strict=True)) if len(names) > 1 else {names[0]: sum(sizes)}
         its = LinearSpec(inputs=inputs, outputs=outputs, bias=bias, shard=Shard.NONE)
         return as_product(declare(its, self._format_of, self.weights, under=under))
+
+    def product(self, under: str, names: Sequence[str], inputs: int, sizes: Sequence[int], *, bias: bool) -> Act:
+        """`linear`, and what an adapter adds to it."""
+        found = self.linear(under, names, inputs, sizes, bias=bias)
+        if self.adapters is None:
+            return found
+        [name] = names
+        return self.adapters.beside(found, under + name, inputs, sum(sizes))
 
     def _format_of(self, module: str) -> Format:
         return self.spec.quantization.format_of(self.spec.stored.theirs(module))
@@ -129,17 +141,30 @@ class _Tokens:
         self._positions = new(whole(f"{spec.positions}.weight", spec.num_positions, hidden)) if spec.positions else None
         self._types = new(whole(f"{spec.types}.weight", spec.num_types, hidden)) if spec.types else None
         self._norm = model.norm(spec.norm)
+        adapters = model.adapters
+        self._more_words = None if adapters is None else adapters.rows(spec.words, spec.vocab_size, hidden)
+        has_types = adapters is not None and bool(spec.types)
+        self._more_types = adapters.rows(spec.types, spec.num_types, hidden) if adapters and has_types else None
 
     def __call__(self, texts: Texts) -> torch.Tensor:
-        x = self.table[texts.tokens]
+        x = self._of_words(texts.tokens)
         if self._multiplier != 1:
             x *= torch.tensor(self._multiplier, dtype=x.dtype)
         if self._types is not None:
             types = texts.types if texts.types is not None and len(self._types) > 1 else None
             x += self._types[0] if types is None else self._types[types]
+            numbers = torch.zeros_like(texts.tokens) if types is None else types
+            if self._more_types is not None and (more := self._more_types(numbers)) is not None:
+                x += more
         if self._positions is not None:
             x += self._positions[texts.positions + self._first]
         return x if self._norm is None else self._norm(x)
+
+    def _of_words(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.table[tokens]
+        if self._more_words is not None and (more := self._more_words(tokens)) is not None:
+            x += more
+        return x
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +213,8 @@ class _Masks:
 class _DistanceBias:
     """A bias of each head by distance, in buckets that grow with it."""
 
-    def __init__(self, spec: EncoderSpec, weights: Weights) -> None:
-        heads = spec.layers[0].attention.num_heads
-        self._table = weights.new(whole(f"{spec.distances}.weight", BUCKETS, heads))
+    def __init__(self, spec: EncoderAttentionSpec, weights: Weights) -> None:
+        self._table = weights.new(whole(f"{spec.distances}.weight", BUCKETS, spec.num_heads))
 
     def __call__(self, length: int) -> torch.Tensor:
         """Return [H, length, length]."""
@@ -212,8 +236,8 @@ class _Attention:
         hidden = model.spec.hidden_size
         self._spec = spec
         sizes = (spec.width, spec.kv_width, spec.kv_width)
-        self._inputs = model.linear(under, spec.inputs, hidden, sizes, bias=spec.has_bias)
-        self._output = model.linear(under, (spec.output,), spec.width, (hidden,), bias=spec.has_output_bias)
+        self._inputs = model.product(under, spec.inputs, hidden, sizes, bias=spec.has_bias)
+        self._output = model.product(under, (spec.output,), spec.width, (hidden,), bias=spec.has_output_bias)
         self._norms = [model.norm(under + name, spec.head_dim) for name in spec.head_norms]
         self._rotations = None if spec.rope is None else model.rotations(spec.rope, spec.head_dim)
 
@@ -263,9 +287,9 @@ class _FeedForward:
         hidden, size = model.spec.hidden_size, spec.intermediate_size
         self._spec, self._act = spec, ACTS[spec.activation]
         sizes = (size,) * (1 + spec.is_gated)
-        self._inputs = model.linear(under, spec.inputs, hidden, sizes, bias=spec.has_bias)
+        self._inputs = model.product(under, spec.inputs, hidden, sizes, bias=spec.has_bias)
         bias = spec.has_bias if spec.has_output_bias is None else spec.has_output_bias
-        self._output = model.linear(under, (spec.output,), size, (hidden,), bias=bias)
+        self._output = model.product(under, (spec.output,), size, (hidden,), bias=bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         states = self._inputs(x)

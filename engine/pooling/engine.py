@@ -45,6 +45,7 @@ class PoolingInput:
     skipped: int = 0
     dimensions: int = 0
     is_raw: bool = False
+    adapter: str = ""  # one of `Pooling.tasks`; "": none
 
 
 class PoolingEngine:
@@ -81,6 +82,8 @@ class PoolingEngine:
     @torch.inference_mode()
     def compute(self, inputs: Sequence[PoolingInput]) -> list[torch.Tensor]:
         """Return each input's rows [rows, width] float32 on the CPU, in order: one row, or one for each token."""
+        if len({one.adapter for one in inputs}) > 1:
+            return self._by_adapter(inputs)
         pairs = [_halves(one) for one in inputs if one.work == MAXSIM]
         if not pairs:
             return self._computed(inputs)
@@ -91,6 +94,14 @@ class PoolingEngine:
         known = dict(zip(sides, rows[len(others) :], strict=True))
         scores, plain = iter([maxsim(known[query], known[document]) for query, document in pairs]), iter(rows)
         return [next(scores if one.work == MAXSIM else plain) for one in inputs]
+
+    def _by_adapter(self, inputs: Sequence[PoolingInput]) -> list[torch.Tensor]:
+        """A pass for the inputs of each adapter."""
+        found = dict[int, torch.Tensor]()
+        for adapter in dict.fromkeys(one.adapter for one in inputs):
+            places = [at for at, one in enumerate(inputs) if one.adapter == adapter]
+            found |= zip(places, self.compute([inputs[at] for at in places]), strict=True)
+        return [found[at] for at in range(len(inputs))]
 
     def _computed(self, inputs: Sequence[PoolingInput]) -> list[torch.Tensor]:
         late = self.pooling.late
@@ -103,7 +114,8 @@ class PoolingEngine:
             self.device,
             seen=[seen[at] for at in order] if late is not None else None,
         )
-        x = self._encoder(texts)
+        adapter = mine[0].adapter
+        x = self._encoder(texts, adapter=self.pooling.tasks.index(adapter) if adapter else None)
         spans = Spans.of(texts.lengths, [one.skipped for one in mine])
         found = self._labelled(x, spans, mine) if self._labels is not None else self._embedded(x, spans, mine)
         return [rows for _, rows in sorted(zip(order, found, strict=True), key=lambda pair: pair[0])]
@@ -169,7 +181,7 @@ def _check_padding(spec: EncoderSpec, pooling: Pooling) -> None:
     if late is None or late.padding is None or late.padding_is_seen:
         return
     attentions = [layer.attention for layer in spec.layers]
-    if spec.distances or any(one.is_causal or 0 < one.reach < late.query_length for one in attentions):
+    if any(one.distances or one.is_causal or 0 < one.reach < late.query_length for one in attentions):
         raise UnsupportedModelError(
             f"queries padded to {late.query_length} tokens that others don't see are not computed where layers have windows"
             " of fewer tokens, biases by distance or an order"

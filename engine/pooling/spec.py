@@ -42,6 +42,8 @@ class EncoderAttentionSpec:
     is_causal: bool = False  # no token sees a later one
     has_output_bias: bool = True
     scale: float = 0.0  # a factor of scores; 0: the root of head_dim, inverted
+    # A table of biases of scores by distance, [buckets, heads], which is all layers' (MPNet); "": none.
+    distances: str = ""
 
     @property
     def width(self) -> int:
@@ -96,6 +98,15 @@ class ClassifierSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptersSpec:
+    """Products of low rank beside every matrix and table, for each adapter by its number."""
+
+    count: int
+    rank: int
+    scale: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderSpec:
     """A whole encoder. Layers have the prefix `under`, with `{}` for their number."""
 
@@ -107,9 +118,8 @@ class EncoderSpec:
     norms: NormSpec
     final_norm: str = ""
     classifier: ClassifierSpec | None = None
-    # A table of biases of scores by distance, [buckets, heads], for all layers (MPNet); "": none.
-    distances: str = ""
     dtype: str = "float32"  # the checkpoint's
     overflows: bool = False  # float16 is too narrow
+    adapters: AdaptersSpec | None = None
     stored: StoredNames = AS_OURS
     quantization: Quantization = UNQUANTISED

@@ -13,11 +13,16 @@ class StoredNames:
 
     renamed: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))  # prefix of a name -> ours
     ignored: tuple[str, ...] = ()  # prefixes of names that are not computed
+    endings: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))  # of a name -> ours
 
     def ours(self, name: str) -> str | None:
         """Our name of a tensor; None: it is not computed."""
         if name.startswith(self.ignored):
             return None
+        for theirs, ours in self.endings.items():
+            if name.endswith(theirs):
+                name = name.removesuffix(theirs) + ours
+                break
         for theirs, ours in self.renamed.items():
             if name.startswith(theirs):
                 return ours + name[len(theirs) :]

@@ -53,8 +53,10 @@ class Asking:
         self, model: str, work: str, fitting: Fitting, name: str | None, field_: str = "prompt_name"
     ) -> Fitting:
         """With the text that the model's files want before its inputs. Raises InvalidRequestError, ModelNotFoundError."""
-        prompts = self.answering.find(model, work).pooling.prompts
-        return replace(fitting, prompt=prompt_of(prompts, name, field_), side=name or prompts.default)
+        pooling = self.answering.find(model, work).pooling
+        prompts, named = pooling.prompts, name or pooling.prompts.default
+        adapter = pooling.adapter_of(named)
+        return replace(fitting, prompt=prompt_of(prompts, name, field_), side=named, adapter=adapter)
 
 
 def prompt_of(prompts: Prompts, name: str | None, field_: str) -> str:

@@ -26,7 +26,7 @@ from gateway.pooling.apis import Asking, Longest, Priority, Side, written
 from gateway.pooling.service import Rows, Wish
 from gateway.pooling.texts import Fitting, PooledText
 from gateway.pooling.vectors import InputFields, Texts, cut, floats, usage
-from modelfiles.pooling import CLASSIFY, EMBED, MAXSIM
+from modelfiles.pooling import CLASSIFY, EMBED, MAXSIM, Pooling
 
 _SCORED: Json = fields({"index": {"type": "integer"}, "score": {"type": "number"}})
 Text = Annotated[StrictStr, Field(min_length=1)]
@@ -59,11 +59,10 @@ async def scored(asking: Asking, wish: Wish, pairs: Sequence[tuple[str, str]]) -
             replace(wish, inputs=list(pairs), work=MAXSIM, fitting=replace(wish.fitting, sides_are_apart=True))
         )
         return [floats(values)[0] for values in rows.values], rows
-    prompts = found.pooling.prompts.texts
     sides = [list(dict.fromkeys(side)) for side in zip(*pairs, strict=True)]
     whole = replace(wish.fitting, document=None)
     asked = [
-        replace(wish, inputs=side, work=EMBED, fitting=replace(fitting, prompt=prompts.get(kind, "")))
+        replace(wish, inputs=side, work=EMBED, fitting=_of_side(found.pooling, fitting, kind))
         for side, kind, fitting in zip(sides, ("query", "document"), (whole, wish.fitting), strict=True)
     ]
     of_queries, of_documents = [await asking.rows(one) for one in asked]
@@ -75,6 +74,10 @@ async def scored(asking: Asking, wish: Wish, pairs: Sequence[tuple[str, str]]) -
 
     both = replace(of_queries, tokens=[*of_queries.tokens, *of_documents.tokens])
     return await asyncio.to_thread(compared), both
+
+
+def _of_side(pooling: Pooling, fitting: Fitting, kind: str) -> Fitting:
+    return replace(fitting, prompt=pooling.prompts.texts.get(kind, ""), adapter=pooling.adapter_of(kind))
 
 
 def _unit(values: bytes) -> array[float]:

@@ -249,6 +249,7 @@ async def _computed(
             seconds=[one.second for one in texts.inputs[part]] if pairs else [],
             skipped=texts.skipped,
             dimensions=wish.dimensions,
+            adapter=wish.fitting.adapter,
             is_raw=wish.is_raw,
             traceparent=scope.trace.context or UNSET,
         )

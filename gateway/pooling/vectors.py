@@ -93,6 +93,7 @@ class EmbeddingsRequest(InputFields):
     # A text before each input, by its name in the model's files; others call it by the input's type.
     prompt_name: Prompted | None = None
     input_type: Prompted | None = None
+    task: Prompted | None = None  # Jina's
 
 
 class Embeddings:
@@ -102,8 +103,9 @@ class Embeddings:
     described = ref("EmbeddingList")
 
     async def answer(self, body: EmbeddingsRequest, asking: Asking) -> Any:
-        field_ = "prompt_name" if body.prompt_name is not None else "input_type"
-        fitting = asking.prompted(body.model, EMBED, body.fitting, body.prompt_name or body.input_type, field_)
+        said = {"prompt_name": body.prompt_name, "input_type": body.input_type, "task": body.task}
+        field_ = next((name for name, value in said.items() if value), "prompt_name")
+        fitting = asking.prompted(body.model, EMBED, body.fitting, said[field_] or None, field_)
         rows = await asking.rows(
             Wish(
                 model=body.model,
@@ -197,9 +199,10 @@ class CohereEmbed:
 
     async def answer(self, body: CohereEmbedRequest, asking: Asking) -> Any:
         fitting = cut(body.truncate != "NONE", from_left=body.truncate == "START", longest=body.max_tokens)
-        prompts = asking.answering.find(body.model, EMBED).pooling.prompts.texts
-        kind = (body.input_type or "").removeprefix("search_")
+        pooling = asking.answering.find(body.model, EMBED).pooling
+        prompts, kind = pooling.prompts.texts, (body.input_type or "").removeprefix("search_")
         fitting.prompt = prompts.get(body.input_type or "", prompts.get(kind, ""))
+        fitting.adapter = pooling.adapter_of(body.input_type or "") or pooling.adapter_of(kind)
         dimensions = body.output_dimension or 0
         rows = await asking.rows(
             Wish(

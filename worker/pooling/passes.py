@@ -74,6 +74,7 @@ class Passes:
                 longest=engine.max_model_len,
                 works=engine.pooling.works,
                 size=engine.pooling.size,
+                tasks=engine.pooling.tasks,
             )
             until, done = now + message.remaining_ms / 1000, asyncio.get_running_loop().create_future()
             asked = Asked(inputs, now, until, done)

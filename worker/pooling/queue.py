@@ -91,11 +91,17 @@ class Queue:
         return found
 
 
-def inputs_of(message: Pool, *, vocab_size: int, longest: int, works: Sequence[str], size: int) -> list[PoolingInput]:
+def inputs_of(
+    message: Pool, *, vocab_size: int, longest: int, works: Sequence[str], size: int, tasks: Sequence[str] = ()
+) -> list[PoolingInput]:
     """The inputs of a message. Raises InvalidRequestError: no gateway of ours sends what this refuses."""
     if message.work not in works:
         raise InvalidRequestError(
             f"work {message.work!r:.40} is not this model's: {', '.join(works)} are", param="model"
+        )
+    if message.adapter and message.adapter not in tasks:
+        raise InvalidRequestError(
+            f"adapter {message.adapter!r:.40} is not this model's: {', '.join(tasks) or 'it has none'}", param="model"
         )
     if message.seconds and len(message.seconds) != len(message.inputs):
         raise InvalidRequestError(f"{len(message.seconds)} second texts of {len(message.inputs)} inputs", param="input")
@@ -113,6 +119,7 @@ def inputs_of(message: Pool, *, vocab_size: int, longest: int, works: Sequence[s
             skipped=message.skipped,
             dimensions=message.dimensions,
             is_raw=message.is_raw,
+            adapter=message.adapter,
         )
         for packed, second in zip(message.inputs, seconds, strict=True)
     ]

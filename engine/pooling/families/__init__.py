@@ -17,11 +17,13 @@ from engine.pooling.families.decoders import (
 )
 from engine.pooling.families.gemma import read_gemma3
 from engine.pooling.families.gte import read_gte
+from engine.pooling.families.jina import read_jina
 from engine.pooling.families.reading import HARMLESS
 from engine.pooling.families.rotated import read_modern_bert, read_nomic_bert
 from engine.pooling.spec import EncoderSpec
 from engine.spec.model import UnsupportedModelError
 from modelfiles.files import CONFIG, read_json
+from modelfiles.jina import JINA_CLASS
 from modelfiles.late import COLBERT_CLASS
 from modelfiles.scoring import is_scored, read_scoring
 from modelfiles.served import HEADED, REWARD, STEPS, named_in
@@ -52,7 +54,7 @@ FAMILIES: dict[str, Read] = {
     for readers, kinds in ((_READERS, ("Model", "ForMaskedLM", HEADED)), (_DECODERS, (HEADED, REWARD, STEPS)))
     for name, reader in readers.items()
     for kind in kinds
-} | {COLBERT_CLASS: read_colbert}
+} | {COLBERT_CLASS: read_colbert, JINA_CLASS: read_jina}
 DECODERS: dict[str, Read] = {
     f"{name}{kind}": reader for name, reader in _DECODERS.items() for kind in ("Model", "ForCausalLM")
 }

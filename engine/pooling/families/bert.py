@@ -39,7 +39,9 @@ def _like_bert(
     fields.only("is_decoder", False)
     heads, head_dim = heads_of(fields)
     layer = EncoderLayerSpec(
-        attention=EncoderAttentionSpec(num_heads=heads, head_dim=head_dim, inputs=parts[:3], output=parts[3]),
+        attention=EncoderAttentionSpec(
+            num_heads=heads, head_dim=head_dim, inputs=parts[:3], output=parts[3], distances=distances
+        ),
         mlp=FeedForwardSpec(
             inputs=("intermediate.dense",),
             output="output.dense",
@@ -60,7 +62,6 @@ def _like_bert(
         under="encoder.layer.{}.",
         norms=NormSpec(kind="layer", eps=fields.real("layer_norm_eps", 1e-12), has_bias=True),
         classifier=head,
-        distances=distances,
         dtype=dtype_of(fields),
         stored=names_of(prefix, *unused),
     )

@@ -31,6 +31,7 @@ from gateway.pooling.texts import TextTokenizer
 from gateway.pooling.vectors import in_base64, lists, numbers
 from tests.fakes.bus import MemoryBus
 from tests.fakes.generations import ScriptedGenerations, ScriptedWorkers
+from tests.jina_models import build_jina, merged
 from tests.late_models import build_colbert, build_m3
 from tests.pooling_models import build_pooling_model
 from worker.identity import Identity
@@ -51,6 +52,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "mini": build_pooling_model(folder / "mini"),
         "late": build_colbert(folder / "late"),
         "m3": build_m3(folder / "m3"),
+        "jina": build_jina(folder / "jina"),
     }
     prompts = '{"prompts": {"query": "the ", "document": ""}}'
     (made["mini"] / "config_sentence_transformers.json").write_text(prompts)
@@ -193,6 +195,35 @@ async def test_words_have_weights_beside_a_texts_vector(client: httpx.AsyncClien
     answer = await client.post("/embed_sparse", json={"model": "mini", "inputs": "cat"})
     assert answer.status_code == 400
     assert "makes vectors, and no weights of words" in answer.json()["error"]["message"]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_task_chooses_adapter_and_prompt(client: httpx.AsyncClient, models: dict[str, Path]) -> None:
+    def wanted(task: str, text: str) -> list[float]:
+        ids, _ = tokens(models["jina"], text)
+        with torch.no_grad():
+            states = merged(models["jina"], task)(ids).last_hidden_state[0]
+        return torch.as_tensor(torch.nn.functional.normalize(states.mean(0), dim=0)).tolist()
+
+    async def asked(path: str = "/v1/embeddings", **fields: Any) -> list[float]:
+        found = await ask(client, path, model="jina", **fields)
+        return list(found["embeddings"]["float"][0] if path == "/v2/embed" else found["data"][0]["embedding"])
+
+    query = pytest.approx(wanted("retrieval.query", f"the {QUERY}"), **CLOSE)
+    assert await asked(input=QUERY, task="retrieval.query") == query
+    assert await asked(input=QUERY, prompt_name="retrieval.query") == query
+    assert await asked(input=QUERY, input_type="query") == query
+    assert await asked("/v2/embed", texts=[QUERY], input_type="search_query") == query
+    near = pytest.approx(wanted("text-matching", QUERY), **CLOSE)
+    assert await asked(input=QUERY, task="text-matching") == near
+    assert await asked(input=QUERY) == pytest.approx(wanted("", QUERY), **CLOSE)
+    passage = wanted("retrieval.passage", f"a {DOCUMENTS[0]}")
+    cosine = torch.tensor(wanted("retrieval.query", f"the {QUERY}")) @ torch.tensor(passage)
+    found = await ask(client, "/score", model="jina", queries=QUERY, documents=DOCUMENTS[0])
+    assert found["data"][0]["score"] == pytest.approx(cosine.item(), **CLOSE)
+    answer = await client.post("/v1/embeddings", json={"model": "jina", "input": "cat", "task": "translation"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "task"
 
 
 @pytest.mark.asyncio(loop_scope="module")
