@@ -15,7 +15,7 @@ from typing import Any
 from modelfiles.files import CONFIG, TOKENIZER_CONFIG, is_model
 from modelfiles.gguf import is_gguf
 from modelfiles.jina import adapter_of, prompts_of, tasks_of, with_others_names
-from modelfiles.late import COLBERT_CLASS, METADATA, Late, TokenHeads, colbert_size, read_late, read_token_heads
+from modelfiles.late import COLBERT_CLASS, Late, TokenHeads, colbert_size, read_late, read_token_heads
 from modelfiles.scoring import Scoring, is_scored, read_scoring
 from modelfiles.sentences import (
     MAX_LEN,
@@ -192,7 +192,7 @@ def _prompts(model: Path, *, are_pooled: bool, config: Mapping[str, Any] = Mappi
     texts = {name: text for name, text in given.items() if isinstance(text, str)} if isinstance(given, dict) else {}
     texts = with_others_names(prompts_of(config) | texts, tasks)
     for name in SIDES:  # of ColBERT, which has a marker for each
-        if isinstance(said.get(f"{name}_prefix"), str) or (model / METADATA).is_file():
+        if isinstance(said.get(f"{name}_prefix"), str) or COLBERT_CLASS in named_in(config):
             texts.setdefault(name, "")
     default = str(said.get("default_prompt_name"))
     return Prompts(texts=texts, default=default if default in texts else "", are_pooled=are_pooled)

@@ -12,6 +12,7 @@ from typing import Any
 from common import VERSION
 from common.access import write_secret
 from modelfiles.gguf import is_gguf
+from modelfiles.pooling import EMBED, MAXSIM, Pooling, read_pooling
 from services.runtime.running import FILE, Running, announced, birth_of
 from services.runtime.settings import Settings
 from services.up.checks import command
@@ -29,6 +30,7 @@ TOOLS = {
 }
 CHAT = '"messages": [{"role": "user", "content": "What is the capital of France?"}]'
 VECTOR = '"input": "What is the capital of France?"'
+RANK = '"query": "What is the capital of France?", "documents": ["Paris is the capital of France.", "The cat sat."]'
 TEXT = '"prompt": "The capital of France is", "max_tokens": 16'
 # Settings for tools that observe NATS and Redis.
 LOOKS_ON = tuple(name for name in Settings.model_fields if name.startswith(("nats_", "redis_")))
@@ -126,9 +128,16 @@ def _first_request(settings: UpSettings, url: str, data: Path, model: str, *, ca
     header = f' -H "authorization: Bearer {key}"' if key else ""
     path, asked = ("chat/completions", CHAT) if can_chat else ("completions", TEXT)
     if not can_chat and model in settings.pooling:
-        path, asked = "embeddings", VECTOR
+        path, asked = _of_pooling(read_pooling(settings.pooling[model]))
     body = f'{{"model": "{model}", {asked}}}'
     return f"curl {url}/v1/{path} -H 'content-type: application/json'{header} -d '{body}'"
+
+
+def _of_pooling(pooling: Pooling) -> tuple[str, str]:
+    """Path and body of what such a model is for."""
+    if EMBED in pooling.works:
+        return "embeddings", VECTOR
+    return ("rerank", RANK) if MAXSIM in pooling.works or len(pooling.labels) == 1 else ("classify", VECTOR)
 
 
 def _kept(held: contextlib.ExitStack, file: Path, key: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import IO
 
 import pytest
+import torch
 
 from common.settings import ROOT
 from modelfiles.pooling import is_pooled, read_pooling
@@ -18,8 +20,19 @@ from tests.hub import Hub
 FILES = {name: (ROOT / "demo" / name).read_bytes() for name in ("config.json", "tokenizer.json", "model.safetensors")}
 MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
 DENSE = {"in_features": 8, "out_features": 4, "bias": False, "activation_function": "torch.nn.Tanh"}
+
+
+def head_of(outputs: int) -> bytes:
+    """bge-m3's kind of file: a matrix of 8 columns and its bias."""
+    file = io.BytesIO()
+    torch.save(torch.nn.Linear(8, outputs).state_dict(), file)
+    return file.getvalue()
+
+
 VECTORS = {
-    "config.json": json.dumps({"architectures": ["BertModel"], "model_type": "bert", "hidden_size": 8}).encode(),
+    "config.json": json.dumps(
+        {"architectures": ["BertModel"], "model_type": "bert", "hidden_size": 8, "vocab_size": 99}
+    ).encode(),
     "tokenizer.json": FILES["tokenizer.json"],
     "model.safetensors": FILES["model.safetensors"],
     "modules.json": json.dumps(
@@ -33,6 +46,9 @@ VECTORS = {
     "1_Pooling/config.json": json.dumps({"pooling_mode": "cls", "include_prompt": False}).encode(),
     "2_Dense/config.json": json.dumps(DENSE).encode(),
     "2_Dense/model.safetensors": b"weights",
+    "artifact.metadata": b"{}",
+    "sparse_linear.pt": head_of(1),
+    "colbert_linear.pt": head_of(4),
 }
 OTHERS = {"2_Dense/pytorch_model.bin": b"pickled", "onnx/model.onnx": b"0", "openvino/config.json": b"{}"}
 

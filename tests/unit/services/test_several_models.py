@@ -14,6 +14,7 @@ from services.up import settings as up_settings
 from services.up.announcement import welcome
 from services.up.settings import UpSettings
 from services.up.stack import members_of, models_of_workers
+from tests.late_models import build_colbert
 from tests.pooling_models import build_pooling_model
 
 
@@ -58,6 +59,19 @@ def test_the_welcome_counts_workers_of_each_model(tmp_path: Path) -> None:
         said = welcome(up(*flags, "--prefill", "0"), "http://here", tmp_path, seconds=1.0)
         assert told in said
         assert ("baton embed" in said) == any(str(pooled) in model for model in models)
+
+
+def test_the_first_request_is_one_that_the_model_answers(tmp_path: Path) -> None:
+    made = {
+        "mini": (build_pooling_model(tmp_path / "mini"), "/v1/embeddings"),
+        "late": (build_colbert(tmp_path / "late"), "/v1/rerank"),
+        "cross": (build_pooling_model(tmp_path / "cross", "BertForSequenceClassification", num_labels=1), "/v1/rerank"),
+        "mood": (build_pooling_model(tmp_path / "mood", "BertForSequenceClassification", num_labels=3), "/v1/classify"),
+    }
+    for name, (folder, path) in made.items():
+        model = {"id": name, "capabilities": ["embedding"], "whole_model_len": None}
+        said = welcome(up("--model", f"{name}={folder}"), "http://here", tmp_path, models=[model], seconds=1.0)
+        assert f"curl http://here{path} " in said
 
 
 @pytest.mark.parametrize(
