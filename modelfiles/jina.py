@@ -1,4 +1,4 @@
-"""What config.json says about the tasks of Jina's third embedder: adapters, and the text that each wants before its inputs."""
+"""Tasks of Jina's third embedder, as config.json names them: adapters, and the text that each wants before its inputs."""
 
 from __future__ import annotations
 

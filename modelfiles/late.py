@@ -1,4 +1,4 @@
-"""What the files say about vectors of tokens: ColBERT's markers and padding of queries, bge-m3's heads beside its encoder."""
+"""Vectors of tokens, as a model's files describe them: ColBERT's markers and padding of queries, bge-m3's heads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class Late:
     document: int
     query_length: int
     document_length: int
-    padding: int | None = None  # a query's, up to its length, whose vectors count; None: it is not padded
+    # Token behind a query, up to its length, whose vectors count; None: it is not padded.
+    padding: int | None = None
     padding_is_seen: bool = False  # by a query's other tokens
     skipped: frozenset[int] = frozenset()  # tokens of a document without a vector
 

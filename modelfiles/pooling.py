@@ -33,8 +33,9 @@ from modelfiles.served import named_in, pooled_names
 __all__ = ["MODULES", "PoolingError", "is_pooled", "read_pooling"]
 
 EMBED, TOKENS, CLASSIFY, CLASSIFY_TOKENS = "embed", "token_embed", "classify", "token_classify"
-MAXSIM = "maxsim"  # of a query's vectors of tokens and a document's: each one's nearest, added up
-LEXICAL = "lexical"  # a row of number and weight for each token that a text has
+# A query's vectors of tokens with a document's: each one's nearest, added up.
+MAXSIM = "maxsim"
+LEXICAL = "lexical"  # number and weight of each token
 EACH = (TOKENS, CLASSIFY_TOKENS, LEXICAL)  # works with several rows of an input
 # `pooling_mode` of sentence-transformers, and the older switch of each.
 MODES = {
@@ -84,7 +85,7 @@ class Pooling:
     scoring: Scoring | None = None  # None: vectors
     sizes: tuple[int, ...] = ()  # shorter vectors that it was trained for, where it says so
     late: Late | None = None  # ColBERT's treatment of queries and documents; None: texts as they are
-    heads: TokenHeads | None = None  # of tokens, beside a text's vector
+    heads: TokenHeads | None = None  # heads of tokens beside a text's vector
     tasks: tuple[str, ...] = ()  # names of its adapters
 
     @property
@@ -149,9 +150,43 @@ def read_pooling(model: Path) -> Pooling:
         return Pooling(
             size=hidden, max_len=longest(model, config), prompts=_prompts(model, are_pooled=True), scoring=scoring
         )
+    steps = _of_colbert(model, hidden) if COLBERT_CLASS in named_in(config) else _steps(model, hidden)
+    sizes = config.get("matryoshka_dimensions")
+    return Pooling(
+        size=steps.dense[-1].outputs if steps.dense else hidden * len(steps.modes),
+        max_len=longest(model, config),
+        modes=steps.modes,
+        dense=steps.dense,
+        normalizes=steps.normalizes,
+        similarity=str(object_of(model, PROMPTS).get("similarity_fn_name") or "cosine"),
+        prompts=_prompts(model, are_pooled=steps.are_pooled, config=config),
+        tasks=tasks_of(config),
+        sizes=tuple(one for one in sizes if isinstance(one, int)) if isinstance(sizes, list) else (),
+        late=read_late(model, config) if not steps.modes else None,
+        heads=read_token_heads(model, config, hidden) if steps.modes else None,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Steps:
+    modes: tuple[str, ...]
+    dense: tuple[DenseLayer, ...]
+    normalizes: bool
+    are_pooled: bool = True
+
+
+def _of_colbert(model: Path, hidden: int) -> _Steps:
+    """A product of each token's vector, whatever modules are beside it."""
+    product = DenseLayer(folder="", inputs=hidden, outputs=colbert_size(model), has_bias=False, activation="Identity")
+    return _Steps(modes=(), dense=(product,), normalizes=True)
+
+
+def _steps(model: Path, hidden: int) -> _Steps:
+    """The modules behind the encoder. Raises PoolingError."""
     modes: tuple[str, ...] = ("mean",)
     are_pooled, dense, normalizes, size = True, list[DenseLayer](), False, hidden
-    for kind, folder in modules_of(model):
+    kinds = modules_of(model)
+    for kind, folder in kinds:
         match kind:
             case "Pooling":
                 modes, are_pooled = _modes(model, folder)
@@ -165,25 +200,9 @@ def read_pooling(model: Path) -> Pooling:
                 pass
             case _:
                 raise PoolingError(f"{model / MODULES}: a module {kind} is not computed: {', '.join(ORDER)} are")
-    if COLBERT_CLASS in named_in(config):
-        size = colbert_size(model)
-        dense = [DenseLayer(folder="", inputs=hidden, outputs=size, has_bias=False, activation="Identity")]
-    if dense and not any(kind == "Pooling" for kind, _ in modules_of(model)):
+    if dense and not any(kind == "Pooling" for kind, _ in kinds):
         modes, normalizes = (), True
-    sizes = config.get("matryoshka_dimensions")
-    return Pooling(
-        size=size,
-        max_len=longest(model, config),
-        modes=modes,
-        dense=tuple(dense),
-        normalizes=normalizes,
-        similarity=str(object_of(model, PROMPTS).get("similarity_fn_name") or "cosine"),
-        prompts=_prompts(model, are_pooled=are_pooled, config=config),
-        tasks=tasks_of(config),
-        sizes=tuple(one for one in sizes if isinstance(one, int)) if isinstance(sizes, list) else (),
-        late=read_late(model, config) if not modes else None,
-        heads=read_token_heads(model, config, hidden) if modes else None,
-    )
+    return _Steps(modes=modes, dense=tuple(dense), normalizes=normalizes, are_pooled=are_pooled)
 
 
 def _prompts(model: Path, *, are_pooled: bool, config: Mapping[str, Any] = MappingProxyType({})) -> Prompts:
@@ -191,7 +210,7 @@ def _prompts(model: Path, *, are_pooled: bool, config: Mapping[str, Any] = Mappi
     given = said.get("prompts")
     texts = {name: text for name, text in given.items() if isinstance(text, str)} if isinstance(given, dict) else {}
     texts = with_others_names(prompts_of(config) | texts, tasks)
-    for name in SIDES:  # of ColBERT, which has a marker for each
+    for name in SIDES:  # ColBERT has a marker for each
         if isinstance(said.get(f"{name}_prefix"), str) or COLBERT_CLASS in named_in(config):
             texts.setdefault(name, "")
     default = str(said.get("default_prompt_name"))

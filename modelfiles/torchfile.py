@@ -60,7 +60,7 @@ def read_torch_file(file: Path) -> dict[str, FileTensor]:
     try:
         with zipfile.ZipFile(file) as opened:
             records = opened.infolist()
-            # What is compressed may be larger than the file.
+            # A compressed record may be larger than the file.
             if len(records) > MAX_RECORDS or any(one.compress_type or one.file_size > size for one in records):
                 raise TorchFileError(f"{file} is not as torch.save writes it: its records are compressed or too many")
             named = {one.filename.partition("/")[2]: one for one in records}
@@ -100,7 +100,7 @@ def _described(description: bytes, file: Path) -> dict[str, _Described]:
 
 
 def _followed(description: bytes) -> Any:
-    """What the instructions make. Raises ValueError for an unknown one; IndexError, KeyError and TypeError if they end early."""
+    """The value that the instructions make. Raises ValueError for an unknown one, or LookupError, TypeError."""
     stack, kept = list[Any](), dict[Any, Any]()
     for code, argument, _ in pickletools.genops(description):
         if code.name == "STOP":

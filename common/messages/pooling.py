@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
 from common.messages.base import PROTOCOL_VERSION
 
@@ -27,7 +26,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True, tag="pool", omit_defaults=
     dimensions: _Count = 0  # first ones of each vector, normalised again; 0: all
     adapter: str = ""  # the model's own, by its name
     is_raw: bool = False  # vectors of any length, scores without the model's activation
-    traceparent: str | UnsetType = UNSET
+    traceparent: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class Pooled(msgspec.Struct, frozen=True, kw_only=True, tag="pooled", omit_defaults=True):

@@ -1,4 +1,4 @@
-"""Adapters of a model of its own (Jina v3): what one of them adds to each product and to each token's rows.
+"""Adapters of a model of its own (Jina v3), of which one adds to each product and to each token's rows.
 
 A adapters, R their rank, T tokens.
 """
@@ -35,7 +35,7 @@ class Adapters:
         return both
 
     def rows(self, name: str, count: int, size: int) -> Callable[[torch.Tensor], torch.Tensor | None]:
-        """What the chosen adapter adds to rows of the table `name` [count, size], by their numbers [T]."""
+        """The chosen adapter's part of rows of the table `name` [count, size], by their numbers [T]."""
         left, right = self._pair(name, (count, self._spec.rank), (self._spec.rank, size))
 
         def added(numbers: torch.Tensor) -> torch.Tensor | None:

@@ -13,7 +13,7 @@ class StoredNames:
 
     renamed: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))  # prefix of a name -> ours
     ignored: tuple[str, ...] = ()  # prefixes of names that are not computed
-    endings: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))  # of a name -> ours
+    endings: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))  # a name's ending -> ours
 
     def ours(self, name: str) -> str | None:
         """Our name of a tensor; None: it is not computed."""

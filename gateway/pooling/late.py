@@ -14,7 +14,7 @@ class Marked:
     """A side of a comparison, before it has its tokens."""
 
     late: Late
-    side: str  # of `SIDES`
+    side: str  # one of `SIDES`
 
     @property
     def is_query(self) -> bool:

@@ -20,7 +20,8 @@ from gateway.observe.metrics import GatewayMetrics
 from gateway.pooling.apis import Api, Asking
 from gateway.pooling.scores import Classify, Predict, Rerank, Score
 from gateway.pooling.service import Answering
-from gateway.pooling.vectors import SCHEMAS, CohereEmbed, Embeddings, OllamaEmbed, Pooled, TeiEmbed, TeiSparse
+from gateway.pooling.sparse import TeiSparse
+from gateway.pooling.vectors import SCHEMAS, CohereEmbed, Embeddings, OllamaEmbed, Pooled, TeiEmbed
 from modelfiles.pooling import EMBED, TOKENS
 
 

@@ -46,7 +46,7 @@ class Fitting:
     side: str = ""  # "query" or "document", which ColBERT tells apart; "": neither
     adapter: str = ""  # the model's own for these inputs
     sides_are_apart: bool = False  # a pair's texts are no input together, but one each
-    document: int | None = None  # tokens that are kept of a document: a text, or a pair's second one
+    document: int | None = None  # tokens kept of a text, or of a pair's second one
     instruction: str = ""  # the one in a template of pairs; "": its own
 
 

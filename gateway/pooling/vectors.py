@@ -20,7 +20,7 @@ from gateway.http.problem import Json
 from gateway.pooling.apis import LIST_OF_NUMBERS, Asking, Longest, Priority, Side, written
 from gateway.pooling.service import Rows, Wish
 from gateway.pooling.texts import Fitting, PooledText
-from modelfiles.pooling import CLASSIFY_TOKENS, EACH, EMBED, LEXICAL, TOKENS
+from modelfiles.pooling import CLASSIFY_TOKENS, EACH, EMBED, TOKENS
 from modelfiles.scoring import EACH_STEP
 
 _TEXT = {"type": "string", "minLength": 1}
@@ -281,35 +281,6 @@ class TeiEmbed:
             return [lists(one, rows.width) if is_each else numbers(one) for one in rows.values]
 
         return await written(rows, told)
-
-
-class TeiSparseRequest(TeiInputs):
-    """Body of POST /embed_sparse, TEI's."""
-
-
-class TeiSparse:
-    """TEI's weights of words: each token of a text that has one, with its greatest."""
-
-    body = TeiSparseRequest
-    described: ClassVar[Json] = {
-        "type": "array",
-        "items": {"type": "array", "items": fields({"index": _INTEGER, "value": {"type": "number"}})},
-    }
-
-    async def answer(self, body: TeiSparseRequest, asking: Asking) -> Any:
-        fitting = cut(body.truncate, from_left=body.truncation_direction == "left")
-        fitting = asking.prompted(body.model, LEXICAL, fitting, body.prompt_name)
-        wish = Wish(model=body.model, inputs=body.inputs, name="inputs", work=LEXICAL, fitting=fitting)
-        rows = await asking.rows(wish)
-
-        def told() -> list[Any]:
-            return [_weights(floats(values)) for values in rows.values]
-
-        return await written(rows, told)
-
-
-def _weights(pairs: list[float]) -> list[Json]:
-    return [{"index": int(pairs[at]), "value": pairs[at + 1]} for at in range(0, len(pairs), 2)]
 
 
 class OllamaEmbedRequest(StrictFields):

@@ -18,7 +18,7 @@ def read_jina(fields: Fields, is_headed: bool) -> EncoderSpec:
     fields.only("position_embedding_type", "rotary")
     fields.only("emb_pooler")
     fields.only("load_trained_adapters", True)
-    # Of training, of its code's speed, and of the gateway's.
+    # Fields about training, its code's speed, and the gateway's part.
     fields.ignore(
         "lora_dropout_p",
         "lora_main_params_trainable",
