@@ -36,6 +36,7 @@ from services.host.policy import TAKES_PLACE, ModelView, decide
 from services.host.pulled import Found, PulledModels
 from services.host.sharing import SILENT_S, leaves_to
 from services.runtime.checks.memory import available_bytes
+from services.runtime.permissions import WORKERS
 
 log = logging.getLogger("baton.host")
 
@@ -294,7 +295,7 @@ class Host:
             service=worker.service,
             settings=worker.variables,
             log_file=Path(worker.log_file),
-            bear=self._nursery.born if self._nursery is not None else None,
+            bear=self._nursery.born if self._nursery is not None and worker.service in WORKERS else None,
         )
 
     def _now(self, model: Model, status: HostStatus, reason: str = "") -> None:
@@ -355,7 +356,7 @@ class Host:
             wanted_since=min((wish.since for wish in wishes if wish.active), default=math.inf),
             active=any(wish.active for wish in wishes),
             active_at=model.active_at,
-            parks_s=parks_s if self._plan.can_park else 0.0,
+            parks_s=parks_s if self._plan.can_park and model.can_park else 0.0,
             needs_bytes=model.needs_bytes,
         )
 

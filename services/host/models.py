@@ -10,6 +10,7 @@ from common.words import HostStatus
 from services.host.child import Child
 from services.host.plan import HostedWorker
 from services.host.pulled import Found
+from services.host.suits import POOL
 
 
 @dataclass(slots=True)
@@ -43,3 +44,8 @@ class Model:
     wishes: dict[str, Wish] = field(default_factory=dict)  # by gateway
     running: asyncio.Task[None] | None = None  # its processes' life
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def can_park(self) -> bool:
+        """True if its workers can sleep as far as their service goes: those that pool can't."""
+        return all(worker.service != POOL for worker in self.workers)

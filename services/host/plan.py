@@ -17,7 +17,7 @@ class HostedWorker(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     id: str  # on the bus
-    service: str  # prefill, decode or worker
+    service: str  # prefill, decode, worker or pool
     variables: dict[str, str]
     log_file: str
 

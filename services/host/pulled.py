@@ -1,6 +1,7 @@
 """Models of the hub's cache that a host may load besides those of its plan: found by name, checked, each given a set of workers.
 
-The cache is read again when its files change. A set of workers is a slot: settings without a model, and names on the bus.
+The cache is read again when its files change. A set of workers is a slot: settings without a model, and names on the bus,
+of those that generate and of one that pools.
 """
 
 from __future__ import annotations
@@ -18,14 +19,17 @@ from modelfiles.gguf import GgufError
 from modelfiles.pooling import is_pooled
 from services.host.needs import bytes_of
 from services.host.plan import HostedWorker, PulledPlan
+from services.host.suits import POOL, refused, settings_of
 from services.runtime import hub
-from services.runtime.loading import load_settings
 from services.runtime.models.kept import Kept, kept_models
-from services.worker.settings import WorkerServiceSettings
 
 log = logging.getLogger("baton.host")
 
 MAX_OFFERED = 64
+LACKS = {
+    True: "it makes vectors or scores, and pulled.worker has no service = 'pool' for such",
+    False: "it generates text, and pulled.worker has none of prefill, decode and worker for such",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,7 @@ class PulledModels:
         self._taken: dict[str, int] = {}  # by model
         self._seen: tuple[str, ...] | None = None
         self._found: dict[str, Found] = {}
+        self._judged: dict[Path, str] = {}  # the reason that its workers can't serve it, or ""
 
     def look(self) -> dict[str, Found]:
         """The models that may be loaded now, by name: the same object until files change. Raises OSError."""
@@ -62,21 +67,21 @@ class PulledModels:
                 log.warning("host.too_many_models", extra={"most": MAX_OFFERED, "left_out": one.name})
                 break
             try:
-                if not is_pooled(one.model):
-                    found[one.name] = Found(one.model, self._needs(one.name, one.model))
+                found[one.name] = Found(one.model, self._needs(one.name, one.model))
             except (ConfigError, GgufError, OSError, ValueError) as error:
                 log.warning("host.model_refused", extra={"model": one.name, "why": str(error)})
         return found
 
     def _needs(self, name: str, folder: Path) -> int:
-        """Bytes of all its workers. Raises ConfigError if their settings don't suit it."""
-        total = 0
-        for worker in with_model(self._plan.slots[0], name, folder):
-            settings = load_settings(
-                WorkerServiceSettings, command=worker.service, arguments=[], environment=worker.variables
-            )
-            total += bytes_of(settings, folder)
-        return total
+        """Bytes of all its workers. Raises ConfigError if these don't suit it."""
+        workers = with_model(self._plan.slots[0], name, folder)
+        if not workers:
+            raise ConfigError(LACKS[is_pooled(folder)])
+        if folder not in self._judged:  # a snapshot's files stay as they are
+            self._judged[folder] = next(iter(refused(workers).values()), "")
+        if self._judged[folder]:
+            raise ConfigError(self._judged[folder])
+        return sum(bytes_of(settings_of(worker), folder) for worker in workers)
 
     def take(self, name: str, found: Found) -> list[HostedWorker]:
         """A model's workers, which are its own until `give_back`; none while all slots are taken."""
@@ -93,9 +98,14 @@ class PulledModels:
 
 
 def with_model(slot: Sequence[HostedWorker], name: str, folder: Path) -> list[HostedWorker]:
-    """The workers of a slot with a model to serve."""
+    """The workers of a slot that serve such a model: those that pool, or the others."""
     own = {f"{PREFIX}MODEL": str(folder), f"{PREFIX}SERVED_MODEL_NAME": name}
-    return [msgspec.structs.replace(worker, variables=worker.variables | own) for worker in slot]
+    pools = is_pooled(folder)
+    return [
+        msgspec.structs.replace(worker, variables=worker.variables | own)
+        for worker in slot
+        if (worker.service == POOL) == pools
+    ]
 
 
 def _named_models() -> list[Kept]:

@@ -11,8 +11,7 @@ from common.subjects import check_id
 from gateway.answers.ask import lasting_s
 from services.host.needs import bytes_of, can_sleep
 from services.host.plan import HostedWorker, HostPlan, PulledPlan
-from services.runtime.loading import load_settings
-from services.runtime.permissions import WORKERS
+from services.host.suits import HOSTED, refused, settings_of
 from services.worker.settings import WorkerServiceSettings
 
 MAX_BYTES = 1 << 20
@@ -69,6 +68,8 @@ def read_written(file: Path) -> tuple[str, HostPlan]:
         entries = written.pulled.worker
         slots = [[worker for entry in entries for worker in started(entry)] for _ in range(written.max_loaded)]
         pulled = PulledPlan(patterns=tuple(written.pulled.models), slots=slots)
+    for name, why in refused([worker for workers in models.values() for worker in workers]).items():
+        raise ConfigError(f"{file}: {name}: {why}")
     folder.mkdir(parents=True, exist_ok=True)
     on_cpu = all(one.processor == "cpu" for one in settings)
     plan = HostPlan(
@@ -111,8 +112,8 @@ def _checked_plan(file: Path) -> tuple[WrittenPlan, float]:
 
 
 def _check_entry(file: Path, entry: WrittenWorker) -> None:
-    if entry.service not in WORKERS:
-        raise ConfigError(f"{file}: service {entry.service!r}: is one of {', '.join(WORKERS)}")
+    if entry.service not in HOSTED:
+        raise ConfigError(f"{file}: service {entry.service!r}: is one of {', '.join(HOSTED)}")
     if not 0 < entry.count <= MAX_WORKERS:
         raise ConfigError(f"{file}: count {entry.count} of {entry.model or 'pulled'}: is 1 to {MAX_WORKERS}")
 
@@ -151,11 +152,7 @@ def _checked(file: Path, written: WrittenPlan, entry: WrittenWorker, worker: Hos
     if unknown := [name for name in written.options | entry.options if name not in known]:
         raise ConfigError(f"{file}: options of {entry.model}: a {entry.service} has no setting {unknown[0]!r}")
     try:
-        settings = load_settings(
-            WorkerServiceSettings, command=worker.service, arguments=[], environment=dict(worker.variables)
-        )
-        settings.check_ranks()
-        return settings
+        return settings_of(worker)
     except ConfigError as error:
         raise ConfigError(f"{file}: {worker.name} of {entry.model}: {error}") from None
 

@@ -70,16 +70,6 @@ def batch_tokens(settings: WorkerServiceSettings) -> int:
     return settings.max_batch_tokens or (CPU_BATCH_TOKENS if on_cpu else GPU_BATCH_TOKENS)
 
 
-def check_alone(settings: WorkerServiceSettings) -> None:
-    """Raise ConfigError for ranks and stages, which such a worker doesn't have."""
-    for flag, count in (
-        ("--tensor-parallel-size", settings.tensor_parallel_size),
-        ("--pipeline-parallel-size", settings.pipeline_parallel_size),
-    ):
-        if count > 1:
-            raise ConfigError(f"{flag} {count}: a worker that pools is one process: take 1, and more workers")
-
-
 def build_engine(settings: WorkerServiceSettings) -> PoolingEngine:
     """Load the model. Raises ConfigError, ValueError, OSError."""
     device = torch.device(settings.processor)
@@ -110,7 +100,7 @@ def main() -> int:
         settings = load_settings(WorkerServiceSettings, command="pool", arguments=sys.argv[1:])
         start_logging(service=settings.worker_id or "pool", level=settings.log_level, form=settings.log_format)
         forget(settings.ready_file)
-        check_alone(settings)
+        settings.check_alone()
         settings = settings.model_copy(update={"model": brought(settings.model, log.info)})
         serve(settings.model)
         if settings.processor == "cpu" and (bound := settle()):

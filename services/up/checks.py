@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from common.settings import ROOT, ConfigError
+from common.settings import PREFIX, ROOT, ConfigError
 from kvtransfer.liveness import SHM_FOLDER
 from kvtransfer.transports import reaches_others
 from modelfiles.files import is_model
@@ -17,11 +17,14 @@ from services.runtime.checks.gpus import Gpu, check_gpus, torch_build, visible_g
 from services.runtime.checks.memory import available_bytes, check_fit
 from services.runtime.checks.model import check_context, check_model
 from services.runtime.commands import remedy
+from services.runtime.loading import as_environment
 from services.runtime.running import Running, read_running
 from services.runtime.servers import port_is_free
 from services.runtime.settings import no_model
 from services.up.settings import UpSettings, gpus_of
 from services.worker.host_share import HostMB
+from services.worker.options import WorkerOptions
+from services.worker.refusals import refusals
 
 NEEDED = ("fastapi", "uvicorn", "tokenizers", "torch", "safetensors")
 DAY_S = 86_400
@@ -36,7 +39,10 @@ def examine(settings: UpSettings) -> Iterator[Finding]:
     yield from _host_memory(settings, available_bytes(), SHM_FOLDER)
     gpus = visible_gpus() if settings.processor != "cpu" else None
     yield from _devices(settings, gpus)
-    yield from _model(settings, gpus)
+    found = list(_model(settings, gpus))
+    yield from found
+    if not settings.fake and all(finding.level != "fail" for finding in found):
+        yield from _shares(settings)
 
 
 def before_the_model(settings: UpSettings) -> Iterator[Finding]:
@@ -98,6 +104,25 @@ def _ranks(settings: UpSettings) -> Iterator[Finding]:
             settings.check_beside(width, depth)
         except ConfigError as error:
             yield Finding("ranks", "fail", str(error))
+
+
+def _shares(settings: UpSettings) -> Iterator[Finding]:
+    """Findings about models that can't be shared among the ranks, or cut into the stages, that workers have."""
+    common = as_environment(settings, WorkerOptions)
+    asked = [
+        common
+        | {
+            f"{PREFIX}MODEL": str(folder),
+            f"{PREFIX}TENSOR_PARALLEL_SIZE": str(width),
+            f"{PREFIX}PIPELINE_PARALLEL_SIZE": str(depth),
+        }
+        for folder in settings.generating.values()
+        for width, depth in dict.fromkeys(zip(settings.widths, settings.depths, strict=True))
+        if width * depth > 1
+    ]
+    for said, worker in zip(refusals(asked), asked, strict=True):
+        if said:
+            yield Finding("ranks", "fail", f"--model {worker[f'{PREFIX}MODEL']}: {said}")
 
 
 def _host_memory(settings: UpSettings, available: int | None, shared: Path) -> Iterator[Finding]:

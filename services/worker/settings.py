@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from common.settings import Id
+from common.settings import ConfigError, Id
 from engine.config import CacheConfig, DraftConfig, EngineConfig
 from services.rank.cores import physical_cores
 from services.worker.options import STAGES, Ranks, WorkerOptions
@@ -67,6 +67,15 @@ class WorkerServiceSettings(WorkerOptions):
     def check_ranks(self) -> None:
         """Raise ConfigError for settings that ranks or stages don't have, whatever the model: before it is fetched."""
         self.check_beside(self.tensor_parallel_size, self.pipeline_parallel_size)
+
+    def check_alone(self) -> None:
+        """Raise ConfigError for ranks and stages, which a worker that pools doesn't have."""
+        for flag, count in (
+            ("--tensor-parallel-size", self.tensor_parallel_size),
+            ("--pipeline-parallel-size", self.pipeline_parallel_size),
+        ):
+            if count > 1:
+                raise ConfigError(f"{flag} {count}: a worker that pools is one process: take 1, and more workers")
 
     def _cores_of_a_rank(self) -> int:
         return max(1, physical_cores() // self.processes)

@@ -106,7 +106,7 @@ def test_a_hosts_file_has_slots_of_workers_for_models_that_are_pulled(tmp_path: 
         (PLAN.replace('model = "m"\n', ""), "worker: a decode has no model"),
         ('name = "a b"\nworker = []\n', "'a b' is not a valid id"),
         ('name = "h"\nworker = []\n', "worker: name at least one"),
-        (PLAN.replace("decode", "gateway"), "service 'gateway': is one of prefill, decode, worker"),
+        (PLAN.replace("decode", "gateway"), "service 'gateway': is one of prefill, decode, worker, pool"),
         (PLAN.replace("count = 2", "count = 65"), "count 65 of m: is 1 to 64"),
         (PLAN.replace("kv_memory_mb", "kv_memory"), "has no setting 'kv_memory'"),
         (PLAN.replace("= 8", "= -8"), "decode-0 of m: --kv-memory-mb"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from common.settings import ROOT
@@ -75,6 +77,41 @@ def test_one_that_the_workers_settings_do_not_suit_is_left_out(cache: Path) -> N
     put(cache, "org/demo")
     plan = PulledPlan(patterns=("*",), slots=[slot(0, BATON_KV_MEMORY_MB="-8")])
     assert PulledModels(plan).look() == {}
+
+
+def test_a_model_of_vectors_has_the_workers_of_a_slot_that_pool(cache: Path) -> None:
+    put(cache, "org/demo")
+    vectors = put(cache, "org/vectors")
+    fields = json.loads((vectors / "config.json").read_text()) | {"architectures": ["Qwen3Model"]}
+    (vectors / "config.json").write_text(json.dumps(fields))
+    (vectors / "modules.json").write_text("[]")
+    pool = msgspec.structs.replace(slot(0)[0], service="pool", id="h-pool-0")
+    both = PulledModels(PulledPlan(patterns=("*",), slots=[[*slot(0), pool]]))
+    found = both.look()
+    assert found["org/demo"].needs_bytes - found["org/vectors"].needs_bytes == 8 << 20  # no KV
+    assert [worker.service for worker in both.take("org/vectors", found["org/vectors"])] == ["pool"]
+    both.give_back("org/vectors")
+    assert [worker.service for worker in both.take("org/demo", found["org/demo"])] == ["worker"]
+    assert list(PulledModels(PulledPlan(patterns=("*",), slots=[slot(0)])).look()) == ["org/demo"]
+    assert list(PulledModels(PulledPlan(patterns=("*",), slots=[[pool]])).look()) == ["org/vectors"]
+
+
+@pytest.mark.parametrize("variables", [{"BATON_TENSOR_PARALLEL_SIZE": "3"}, {"BATON_PIPELINE_PARALLEL_SIZE": "64"}])
+def test_a_model_that_ranks_cant_share_is_left_out_with_what_its_worker_would_say(
+    cache: Path, variables: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    put(cache, "org/demo")
+    assert PulledModels(PulledPlan(patterns=("*",), slots=[slot(0, **variables)])).look() == {}
+    (told,) = (vars(record)["why"] for record in caplog.records if record.message == "host.model_refused")
+    assert "take" in told
+    assert ("ranks can't share" in told) or ("a stage of 0 of" in told)
+
+
+def test_one_of_no_family_is_left_out(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = put(cache, "org/other")
+    (folder / "config.json").write_text('{"architectures": ["FooForCausalLM"]}')
+    assert PulledModels(PulledPlan(patterns=("*",), slots=[slot(0)])).look() == {}
+    assert "FooForCausalLM is not served" in str([vars(record).get("why") for record in caplog.records])
 
 
 def test_each_loaded_model_has_a_slot_of_its_own_until_its_workers_have_ended(cache: Path) -> None:

@@ -22,12 +22,13 @@ from services.pool.process import main as pooling
 from services.rank.devices import held_back
 from services.rank.gpu import see_one_gpu
 from services.runtime.loading import load_settings
-from services.up.checks import before_the_model
+from services.up.checks import before_the_model, examine
 from services.up.settings import ByRole, UpSettings
 from services.worker.process import build_engine, build_lender, main, see_only
 from services.worker.ranks import check_ranks
 from services.worker.settings import WorkerServiceSettings
 from tests.models import build_tiny_model
+from tests.pooling_models import build_pooling_model
 from tests.unit.engine.families.catalogue import CASES
 
 
@@ -139,6 +140,45 @@ def test_a_host_refuses_ranks_beside_stages_as_it_reads_its_file(tmp_path: Path)
     )
     with pytest.raises(ConfigError, match="worker-0 of m: --pipeline-parallel-size 2: --tensor-parallel-size 2 beside"):
         read_written(file)
+
+
+@pytest.mark.parametrize(
+    ("worker", "told"),
+    [
+        ('service = "decode"\noptions = {model = "MODEL", tensor_parallel_size = 3}', "ranks can't share 4 attention"),
+        ('service = "decode"\noptions = {model = "MODEL", pipeline_parallel_size = 3}', "a stage of 0 of 2 layers"),
+        ('service = "pool"\noptions = {model = "MODEL", tensor_parallel_size = 2}', "that pools is one process"),
+        ('service = "pool"\noptions = {model = "MODEL"}', "it generates text: its workers are prefill, decode"),
+        ('options = {model = "VECTORS"}', "it makes vectors or scores, and generates nothing: its worker is a pool"),
+        ('options = {model = "OTHER"}', "FooForCausalLM is not served"),
+    ],
+)
+def test_a_host_refuses_models_that_its_workers_can_t_serve_as_it_reads_its_file(
+    worker: str, told: str, tmp_path: Path
+) -> None:
+    folders = {
+        "MODEL": build_tiny_model(tmp_path / "llama", "llama"),
+        "VECTORS": build_pooling_model(tmp_path / "vectors"),
+        "OTHER": build_tiny_model(tmp_path / "other", "llama"),
+    }
+    (folders["OTHER"] / "config.json").write_text('{"architectures": ["FooForCausalLM"]}')
+    file = tmp_path / "host.toml"
+    for name, folder in folders.items():
+        worker = worker.replace(f'"{name}"', f'"{folder}"')
+    file.write_text(f'name = "h"\n[[worker]]\nmodel = "m"\n{worker}\n')
+    with pytest.raises(ConfigError, match=told) as refused:
+        read_written(file)
+    assert "-0" in str(refused.value)
+
+
+def test_up_refuses_a_model_that_a_role_s_ranks_can_t_share_before_anything_starts(tmp_path: Path) -> None:
+    models = [build_tiny_model(tmp_path / name, "llama") for name in ("a", "b")]
+    words = [word for model in models for word in ("--model", str(model))]
+    words += ["--prefill", "1", "-tp", "prefill=2,decode=3", "--data-dir", str(tmp_path), "--port", "0"]
+    settings = load_settings(UpSettings, command="up", arguments=words, environment={}).shared_out()
+    told = [finding.said for finding in examine(settings) if finding.level == "fail"]
+    assert [line.partition(": ")[0] for line in told] == [f"--model {model}" for model in models]
+    assert all("--tensor-parallel-size 3: ranks can't share 4 attention heads" in line for line in told)
 
 
 @pytest.mark.parametrize("flag", ["--tensor-parallel-size", "--pipeline-parallel-size"])
