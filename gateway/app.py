@@ -149,7 +149,8 @@ def create_app(
         budgets=budgets,
         timelines=generations.timelines,
         deadline_s=settings.request_timeout_s,
-        is_other=catalogue.__contains__,
+        catalogue=catalogue,
+        loads=loads,
     )
     ignores = settings.ignores_unknown_fields
     routes.append(PoolingRoutes(answering, metrics, body_limits, ignores_unknown=ignores).routes)

@@ -9,6 +9,7 @@ from cli.show.__main__ import fit_here
 from common.settings import ConfigError
 from services.runtime.checks.model import described, gigabytes
 from services.runtime.checks.weights import weights_of
+from services.runtime.hub import FORMS, NAMED
 from services.runtime.loading import fail
 from services.runtime.models.named import by_name
 
@@ -16,7 +17,7 @@ from services.runtime.models.named import by_name
 def main() -> int:
     """Entry point; returns the exit code."""
     parser = argparse.ArgumentParser(prog="baton pull", description="Fetch models, or what is newer of them.")
-    names = "org/name[@revision][:file-or-quant] at a hub, or smollm2"
+    names = f"org/name[@revision][:file-or-quant] at a hub, {', '.join(FORMS.values())}, or {', '.join(NAMED)}"
     parser.add_argument("names", nargs="+", metavar="NAME", help=names)
     given = parser.parse_args()
     try:

@@ -118,9 +118,22 @@ class Catalogue:
         """The models that came later."""
         return frozenset(self._came)
 
+    @property
+    def own_names(self) -> frozenset[str]:
+        """The names of all models, also of those that make no text."""
+        return frozenset((*self._tokenizers, *self.pooled))
+
     def add(self, name: str, tokenizer: ChatTokenizer) -> None:
         """Serve a further model."""
         self._tokenizers[name] = tokenizer
+        self._has_come(name)
+
+    def add_pooled(self, name: str, pooling: Pooling) -> None:
+        """Serve a further model of vectors or scores."""
+        self.pooled[name] = pooling
+        self._has_come(name)
+
+    def _has_come(self, name: str) -> None:
         self._came.add(name)
         if name not in self.labels:
             self.labels.append(name)
@@ -129,7 +142,8 @@ class Catalogue:
     def drop(self, name: str) -> None:
         """Serve one no longer that came later."""
         self._came.discard(name)
-        del self._tokenizers[name]
+        self._tokenizers.pop(name, None)
+        self.pooled.pop(name, None)
         self.take_aliases(*self._made)
 
     @property
@@ -157,8 +171,28 @@ class Catalogue:
         """Replace the aliases that were made at run time. They win over configured ones, and never hide a model."""
         self._made = made, presets
         self._presets = {name: preset for name, preset in presets.items() if preset != NO_PRESET}
-        here = {name: served(shares, self._tokenizers) for name, shares in made.items() if name not in self._tokenizers}
+        own = self.own_names
+        here = {name: served(shares, own) for name, shares in made.items() if name not in own}
         self._aliases = self._configured | {name: shares for name, shares in here.items() if shares}
+
+    def pooled_name(self, name: str) -> str:
+        """The model of vectors or scores that a client's name means, its own or an alias; "" for none.
+
+        "" is the only one.
+        """
+        if not name:
+            return next(iter(self.pooled)) if len(self.pooled) == 1 else ""
+        for each in (name, name.removesuffix(LATEST), of_hub(name)):
+            meant = main_model(self._aliases.get(each, each))
+            if meant in self.pooled:
+                return meant
+        return ""
+
+    @property
+    def pooled_aliases(self) -> dict[str, str]:
+        """Further names of models of vectors and scores, with the models' own."""
+        named = {name: main_model(alias) for name, alias in self._aliases.items() if name != ANY}
+        return {name: model for name, model in named.items() if model in self.pooled}
 
     def preset(self, name: str) -> Preset:
         """The preset of a name."""
@@ -196,8 +230,8 @@ class Catalogue:
         """The model that came later and that a client may call so, too: `hf.co/…`, or without the only quantisation there is."""
         if not self._came:
             return ""
-        plain = of_hub(name)
-        kinds = [plain] if plain in self._came else [each for each in self._came if each.startswith(f"{plain}:")]
+        plain, came = of_hub(name), self._came & self._tokenizers.keys()
+        kinds = [plain] if plain in came else [each for each in came if each.startswith(f"{plain}:")]
         return kinds[0] if len(kinds) == 1 else ""
 
     def find(self, name: str, own_name: str = "") -> Served | None:
@@ -224,12 +258,9 @@ class Catalogue:
 
     def unknown(self, name: str) -> str:
         """The message for a client that asks for text of a model that isn't here, or makes none."""
-        if name in self.pooled or (not name and not self._tokenizers and self.pooled):
-            where = (
-                "/rerank, /score or /classify"
-                if self.pooled[name or next(iter(self.pooled))].labels
-                else "/v1/embeddings"
-            )
+        pooled = self.pooled_name(name) or ("" if name or self._tokenizers else next(iter(self.pooled), ""))
+        if pooled and (name or not self._tokenizers):
+            where = "/rerank, /score or /classify" if self.pooled[pooled].labels else "/v1/embeddings"
             return f"the model {name!r} makes no text: ask it at {where}"
         return f"the model {name!r} does not exist; this gateway serves {', '.join(map(repr, (*self, *self.pooled)))}"
 

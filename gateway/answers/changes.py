@@ -69,10 +69,14 @@ class MadeAliases:
 
         `preset` None: it keeps its own. Raises InvalidRequestError, ConflictError, UnavailableError.
         """
-        if name in self._catalogue.names:
+        if name in self._catalogue.own_names:
             raise ConflictError(f"{name!r} is a served model's name: choose another one", param="name")
+        pooled = [share.model for share in shares if share.model in self._catalogue.pooled]
+        if pooled and len(shares) > 1:
+            text = f"shares: {pooled[0]!r} makes vectors or scores, which aren't comparable with another model's"
+            raise InvalidRequestError(f"{text}: give it 100 percent", param="shares")
         try:
-            check_shares(shares, self._catalogue.names)
+            check_shares(shares, (*self._catalogue.names, *self._catalogue.pooled))
         except ValueError as error:
             raise InvalidRequestError(f"shares: {error}", param="shares") from None
         before = list(self.shares(name))
@@ -98,7 +102,7 @@ class MadeAliases:
         return (Share(model=found, percent=100.0),) if isinstance(found, str) else tuple(found)
 
     def _meant(self, name: str) -> str:
-        return self._catalogue.shared_alias(name) or self._catalogue.own_name(name)
+        return self._catalogue.pooled_name(name) or self._catalogue.shared_alias(name) or self._catalogue.own_name(name)
 
     async def roll_back(self, name: str) -> tuple[Share, ...]:
         """Put an alias's earlier shares back; again, the later ones. Raises NotKeptError, UnavailableError."""

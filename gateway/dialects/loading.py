@@ -18,15 +18,13 @@ from gateway.dialects.dialect import Asked
 from gateway.http.api import fields
 from gateway.http.fields import StrictFields
 from gateway.http.problem import ConflictError, ForbiddenError, Json
-from gateway.request.spec import Loads
+from gateway.request.spec import NOT_ALLOWED, Loads
 from gateway.tenants.tenants import Tenant
 
 NO_LOADING = (
     "models are not loaded by request here: a worker serves one as soon as it runs, until it is stopped; "
     "`baton up --keep-alive` loads and unloads them"
 )
-
-NOT_ALLOWED = "this key may not have model {model!r} loaded or unloaded: ask for one that is loaded, or its operator"
 
 
 class NamedModelRequest(StrictFields):
@@ -101,7 +99,8 @@ def _hosted(answers: Answers, name: str, tenant: Tenant | None = None) -> tuple[
 
     `tenant`: only what it may have loaded, else ForbiddenError.
     """
-    names = [answers.find(name).name] if name else list(answers.catalogue.names)
+    catalogue = answers.catalogue
+    names = [catalogue.pooled_name(name) or answers.find(name).name] if name else [*catalogue.names, *catalogue.pooled]
     loads = answers.loads
     offered = [one for one in names if loads is not None and loads.find(one) is not None]
     if loads is None or not offered:

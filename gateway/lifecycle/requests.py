@@ -48,13 +48,13 @@ from gateway.placement.agreement import Agreement, Own
 from gateway.placement.hosts import FOREVER_S, Hosts
 from gateway.placement.incumbents import Incumbents
 from gateway.placement.placer import PlacementStore, Placer
+from gateway.pooling.service import PoolingModels
 from gateway.request.active import ActiveRequest, timeline_of
 from gateway.request.placement import Difference
 from gateway.request.spec import GenerationSpec, Load, longest
 from gateway.request.timeline import Timelines
 from gateway.tenants.shares import Alias
 from gateway.tenants.tenants import Tenant
-from modelfiles.pooling import Pooling
 
 DRAIN_CHECK_S = 0.02
 CLOSE_TIMEOUT_S = 2.0
@@ -80,8 +80,7 @@ class OwnModels:
     known: Mapping[str, Own] = field(default_factory=dict)  # their other facts
     aliases: Mapping[str, Alias] = field(default_factory=dict)
     incumbents: Incumbents | None = None
-    pooled: Mapping[str, Pooling] = field(default_factory=dict)  # models that generate nothing
-    num_pooling: Callable[[], int] = int  # ready workers of these
+    pooling: PoolingModels | None = None  # those that generate nothing
     patterns: Sequence[str] = ()  # names of models that may come later
     read: Read | None = None  # reads such a model
 
@@ -102,11 +101,12 @@ class Requests:
     ) -> None:
         own = {name: Own(tokenizer=tokenizer.fingerprint) for name, tokenizer in models.tokenizers.items()}
         self._agreement = Agreement(peers, {**own, **models.known}, models.incumbents)
-        self.catalogue = Catalogue(models.tokenizers, self._agreement, models.aliases, models.pooled, models.patterns)
-        self._num_pooling = models.num_pooling
+        self._pooling = pooling = models.pooling
+        pooled = {} if pooling is None else {name: one.pooling for name, one in pooling.models.items()}
+        self.catalogue = Catalogue(models.tokenizers, self._agreement, models.aliases, pooled, models.patterns)
         self._settings = settings
         self.hosts = Hosts(
-            lambda model: bool(self.catalogue.fingerprint(model)),
+            lambda model: bool(self.catalogue.fingerprint(model)) or (pooling is not None and pooling.is_ready(model)),
             bus,
             gateway_id=settings.gateway_id,
             keep_s=settings.keep_s,
@@ -130,7 +130,7 @@ class Requests:
         self._newcomers = None
         if models.read is not None:
             mine = self.catalogue, self._agreement, self.hosts
-            self._newcomers = Newcomers(*mine, self.keeping.background, models.read)
+            self._newcomers = Newcomers(*mine, self.keeping.background, models.read, pooling)
         self.capacities = Fleet(self.means.placer, gateway_id=gateway_id, local=limits.cut_over_tokens < 0)
         self.rooms = WaitingRooms(self._room_for)
         weights = self.catalogue.fingerprint
@@ -239,7 +239,11 @@ class Requests:
     @property
     def ready_workers(self) -> dict[str, int]:
         found: dict[str, int] = {role: len(self.means.placer.workers(role)) for role in (Role.PREFILL, Role.DECODE)}
-        return found | ({Role.POOL: self._num_pooling()} if self.catalogue.pooled else {})
+        return found | ({Role.POOL: self._num_pooling} if self.catalogue.pooled else {})
+
+    @property
+    def _num_pooling(self) -> int:
+        return 0 if self._pooling is None else self._pooling.num_ready
 
     @property
     def differences(self) -> list[Difference]:
@@ -258,9 +262,9 @@ class Requests:
         names = self.catalogue.names
         if any(map(self.catalogue.fingerprint, names)) or (not names and self._agreement.ready(Role.DECODE)):
             return ""
-        if self._num_pooling():
+        if self._num_pooling:
             return ""
-        return "" if self.hosts.offers_any(names) else _nobody("no decode worker", self.differences)
+        return "" if self.hosts.offers_any(self.catalogue.own_names) else _nobody("no decode worker", self.differences)
 
     def turn_away(
         self, tenant: Tenant, *, priority: int, first_token_s: float = math.inf, model: str | None = None

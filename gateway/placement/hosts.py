@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import MappingProxyType
 
 from common import subjects
@@ -62,6 +62,7 @@ class Hosts:
         self._until: dict[str, float] = {}
         self._kept_s: dict[str, float] = {}  # as a model's last request said
         self._waiting = Counter[str]()
+        self._using = Counter[str]()  # requests that no waiting room counts
         self._running = running
         self.heard = False  # a host was heard
         self._changed = asyncio.Event()  # replaced each time that it is set
@@ -103,7 +104,7 @@ class Hosts:
 
     def is_active(self, model: str) -> bool:
         """True if requests wait for a model or run here."""
-        return self._waiting[model] > 0 or model in self._running()
+        return self._waiting[model] > 0 or self._using[model] > 0 or model in self._running()
 
     def left_s(self, model: str) -> float | None:
         """Seconds until this gateway's wish for a model ends; None for a model that no host offers."""
@@ -126,6 +127,16 @@ class Hosts:
         if keep_s is not None:
             self._kept_s[model] = min(FOREVER_S, keep_s)
         self._until[model] = self._clock() + self._kept_s.get(model, self._keep_s)
+
+    @contextlib.contextmanager
+    def using(self, model: str) -> Iterator[None]:
+        """Keep a model while a request is answered that no waiting room counts, as one for vectors."""
+        self._using[model] += 1
+        try:
+            yield
+        finally:
+            self._using[model] -= 1
+            self.used(model)
 
     async def load(self, model: str, keep_s: float | None = None) -> None:
         """Return once a model that hosts offer is ready. Raises UnavailableError if it can't be loaded, or OverloadedError."""
@@ -155,8 +166,8 @@ class Hosts:
         """The wishes for a heartbeat; none while no host was heard."""
         if not self.heard:
             return {}
-        active = self._running()
-        now, self._waiting = self._clock(), +self._waiting
+        self._waiting, self._using = +self._waiting, +self._using
+        now, active = self._clock(), {*self._running(), *self._using}
         self.news.clear()
         for model in active:
             self.used(model)

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
 from typing import Protocol
 
 from msgspec import UNSET
 
 from common.bus import Bus
-from common.errors import InvalidRequestError, UnavailableError
+from common.errors import DeadlineExceededError, InvalidRequestError, UnavailableError
 from common.messages import Pool, Pooled, WorkerState
 from common.peers import Peers
 from common.words import Role
 from gateway.answers.answer import charge
-from gateway.answers.catalogue import LATEST
+from gateway.answers.catalogue import Catalogue
 from gateway.http.exchange import RequestScope
-from gateway.http.problem import ModelNotFoundError
+from gateway.http.problem import ForbiddenError, ModelNotFoundError
 from gateway.placement.agreement import Agreement, Own
 from gateway.pooling.fleet import PoolingFleet, Turn, pieces
 from gateway.pooling.texts import Fitting, PooledText, PooledTexts, TextTokenizer
+from gateway.request.spec import NOT_ALLOWED, Loads
 from gateway.request.timeline import Timeline, Timelines
 from gateway.tenants.budgets import Budgets
+from gateway.tenants.tenants import Tenant
 from modelfiles.pooling import CLASSIFY, CLASSIFY_TOKENS, EACH, EMBED, LEXICAL, Pooling
 
 FLOAT_BYTES = 4
@@ -105,19 +107,32 @@ class PoolingModels:
         known: Mapping[str, Own],
         *,
         gateway_id: str,
-        aliases: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.agreement = Agreement(peers, known)
-        self._aliases = dict(aliases)
-        self.models: Mapping[str, PooledModel] = {
-            name: PooledModel(
-                name,
-                tokenizer,
-                PoolingFleet(bus, peers, partial(self._ready, name), gateway_id=gateway_id),
-            )
-            for name, tokenizer in tokenizers.items()
-        }
+        self._new_fleet = partial(PoolingFleet, bus, peers, gateway_id=gateway_id)
+        self._fleets: dict[str, PoolingFleet] = {}  # also of models that went: they listen to peers for ever
         self._called = {name: own.called or name for name, own in known.items()}
+        self.models = {name: self._model(name, tokenizer) for name, tokenizer in tokenizers.items()}
+
+    def _model(self, name: str, tokenizer: TextTokenizer) -> PooledModel:
+        if name not in self._fleets:
+            self._fleets[name] = self._new_fleet(partial(self._ready, name))
+        return PooledModel(name, tokenizer, self._fleets[name])
+
+    def add(self, name: str, tokenizer: TextTokenizer, own: Own) -> None:
+        """Serve a further model."""
+        self._called[name] = own.called or name
+        self.agreement.add(name, own)
+        self.models[name] = self._model(name, tokenizer)
+
+    def drop(self, name: str) -> None:
+        """Serve a model no longer, if it is here."""
+        if self.models.pop(name, None) is not None:
+            self.agreement.drop(name)
+
+    def is_ready(self, name: str) -> bool:
+        """True if a worker of the model takes work."""
+        return name in self.models and bool(self._ready(name))
 
     def _ready(self, name: str) -> list[WorkerState]:
         called = self._called[name]
@@ -129,14 +144,10 @@ class PoolingModels:
         return len(self.agreement.ready(Role.POOL)) if self.models else 0
 
     def find(self, name: str) -> PooledModel | None:
-        """A model by its name or an alias; "" is the only one."""
+        """A model by its name; "" is the only one."""
         if not name and len(self.models) == 1:
             return next(iter(self.models.values()))
-        for each in (name, name.removesuffix(LATEST)):
-            found = self.models.get(each) or self.models.get(self._aliases.get(each, ""))
-            if found is not None:
-                return found
-        return None
+        return self.models.get(name)
 
 
 class Models(Protocol):
@@ -158,23 +169,28 @@ class Answering:
         budgets: Budgets,
         timelines: Timelines,
         deadline_s: float,
-        is_other: Callable[[str], bool] = lambda _: False,
+        catalogue: Catalogue | None = None,
+        loads: Loads | None = None,
     ) -> None:
-        """`models`: None: there are none. `is_other(name)`: the model generates."""
+        """`models`: None: there are none. `catalogue`: knows aliases and the models that generate. `loads`: see `create_app`."""
         self._models, self._budgets, self._timelines = models, budgets, timelines
-        self._deadline_s, self._is_other = deadline_s, is_other
+        self._deadline_s, self._catalogue, self._loads = deadline_s, catalogue, loads
 
     def find(self, name: str, work: str = "") -> PooledModel:
         """A model that does such work, or any. Raises ModelNotFoundError, InvalidRequestError."""
-        model = None if self._models is None else self._models.find(name)
+        catalogue = self._catalogue
+        meant = name if catalogue is None else catalogue.pooled_name(name) or name
+        model = None if self._models is None else self._models.find(meant)
         if model is None:
             pools = ", ".join(map(repr, self._models.models)) if self._models is not None else ""
-            if self._is_other(name):
+            if catalogue is not None and name in catalogue:
                 remedy = f"{pools} can" if pools else "serve a model of embeddings beside it"
                 raise InvalidRequestError(
                     f"the model {name!r} generates text and does not support embeddings or scores: {remedy}",
                     param="model",
                 )
+            if catalogue is not None and catalogue.is_coming(name):
+                raise UnavailableError(f"the model {name!r} may be here in a moment: ask again")
             raise ModelNotFoundError(
                 f"the model {name!r} does not exist; for vectors and scores this gateway serves {pools or 'none'}",
                 param="model",
@@ -190,11 +206,33 @@ class Answering:
         is computed; UnavailableError, DeadlineExceededError, and StepFailedError if a worker's passes fail.
         """
         model = self.find(wish.model, wish.work)
+        _check_dimensions(wish.dimensions, model.pooling)
+        until = time.monotonic() + self._deadline_s
+        async with self._loaded(model.name, scope.tenant, until):
+            return await self._answered(model, wish, scope, until)
+
+    @asynccontextmanager
+    async def _loaded(self, model: str, tenant: Tenant, until: float) -> AsyncIterator[None]:
+        """Have a model loaded that hosts offer, and kept until its answer is there. Raises ServingError."""
+        loads = self._loads
+        if loads is None or loads.find(model) is None:
+            yield
+            return
+        if loads.must_load(model) and not tenant.may_load(model):
+            raise ForbiddenError(NOT_ALLOWED.format(model=model), param="model")
+        try:
+            async with asyncio.timeout(until - time.monotonic()):
+                await loads.load(model)
+        except TimeoutError:
+            raise DeadlineExceededError(f"the deadline passed before model {model!r} was loaded") from None
+        with loads.using(model):
+            yield
+
+    async def _answered(self, model: PooledModel, wish: Wish, scope: RequestScope, until: float) -> Rows:
+        """The rows, by the workers that are there."""
         pooling, longest = model.pooling, model.fleet.longest
         if longest is None:
             raise UnavailableError(f"no worker of model {model.name!r} is ready")
-        _check_dimensions(wish.dimensions, pooling)
-        until = time.monotonic() + self._deadline_s
         texts = await model.tokenizer.texts(wish.inputs, wish.fitting, longest=longest, name=wish.name)
         if wish.work in EACH:
             _check_rows(texts, model.fleet.max_answer_bytes // (FLOAT_BYTES * pooling.width_of(wish.work)), wish.name)

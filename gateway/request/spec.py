@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -260,6 +261,9 @@ class Load:
     counters: Mapping[str, int] = field(default_factory=dict)  # as `Generations.counters`
 
 
+NOT_ALLOWED = "this key may not have model {model!r} loaded or unloaded: ask for one that is loaded, or its operator"
+
+
 class Loads(Protocol):
     """The models that hosts load when they are wanted: `gateway.placement.hosts.Hosts`."""
 
@@ -277,6 +281,8 @@ class Loads(Protocol):
     def left_s(self, model: str) -> float | None: ...
 
     def said(self, model: str) -> str: ...
+
+    def using(self, model: str) -> AbstractContextManager[None]: ...
 
     async def load(self, model: str, keep_s: float | None = None) -> None: ...
 

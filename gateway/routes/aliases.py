@@ -71,7 +71,7 @@ class AliasRoutes:
             {"name": name, "shares": _shares_json(alias), "source": "made" if name in self._made else "configured"}
             for name, alias in self._catalogue.aliases.items()
         ]
-        return json_response({"aliases": found, "models": list(self._catalogue.names)})
+        return json_response({"aliases": found, "models": [*self._catalogue.names, *self._catalogue.pooled]})
 
     async def set(self, request: Request) -> Response:
         """Set an alias: its next requests are shared out so. The shares before are kept for a rollback."""

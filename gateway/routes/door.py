@@ -20,7 +20,6 @@ from common.errors import DeadlineExceededError, RateLimitedError, ServingError,
 from gateway.answers.answer import Answer
 from gateway.answers.ask import Ask
 from gateway.answers.start import Answers
-from gateway.dialects.loading import NOT_ALLOWED
 from gateway.dialects.table import DialectTable, Entry
 from gateway.http.exchange import RequestScope, Way, fields_of, request_id_of, request_scope
 from gateway.http.fields import ignored_header
@@ -28,7 +27,7 @@ from gateway.http.problem import INTERNAL, REFUSALS, ForbiddenError, Unauthorize
 from gateway.observe.metrics import AnswerMetrics, GatewayMetrics
 from gateway.observe.spans import ServerSpans, describe_answer
 from gateway.request.refused import Refusals
-from gateway.request.spec import Origin
+from gateway.request.spec import NOT_ALLOWED, Origin
 from gateway.tenants.shares import Asker
 from gateway.tenants.tenants import ADMIN_PATHS, BEARER, OPERATOR_PATHS, KeyForm, Tenant, Tenants, is_under, needed
 

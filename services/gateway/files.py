@@ -41,11 +41,15 @@ def read_text_tokenizers(settings: GatewaySettings) -> dict[str, TextTokenizer]:
     found = dict[str, TextTokenizer]()
     for name, folder in settings.folders.items():
         if is_pooled(folder):
-            try:
-                found[name] = TextTokenizer.read(folder)
-            except Exception as error:  # the tokenizers library has no narrower exception
-                raise ConfigError(f"--model {folder}: {error}") from error
+            found[name] = _text_tokenizer(folder, str(folder))
     return found
+
+
+def _text_tokenizer(folder: Path, called: str) -> TextTokenizer:
+    try:
+        return TextTokenizer.read(folder)
+    except Exception as error:  # the tokenizers library has no narrower exception
+        raise ConfigError(f"--model {called}: {error}") from error
 
 
 def _tokenizer(folder: Path, parsers: Parsers, template: str, option: str) -> ChatTokenizer:
@@ -71,10 +75,14 @@ def read_own(settings: GatewaySettings, tokenizers: Mapping[str, ChatTokenizer |
     return own
 
 
-def read_newcomer(settings: GatewaySettings, name: str) -> tuple[ChatTokenizer, Own]:
+def read_newcomer(settings: GatewaySettings, name: str) -> tuple[ChatTokenizer | TextTokenizer, Own]:
     """Read a model that came to the cache; what defines its text is fetched if it isn't here. Raises ConfigError."""
     folder = by_name(name, log.info, text_alone=True)
-    tokenizer = _tokenizer(folder, settings.parsers(name), settings.template(name), f"--model {name}")
+    tokenizer: ChatTokenizer | TextTokenizer
+    if is_pooled(folder):
+        tokenizer = _text_tokenizer(folder, name)
+    else:
+        tokenizer = _tokenizer(folder, settings.parsers(name), settings.template(name), f"--model {name}")
     return tokenizer, Own(tokenizer=tokenizer.fingerprint, files=files_fingerprint(folder))
 
 

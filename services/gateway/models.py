@@ -61,7 +61,11 @@ class ServedModelOptions(ModelSettings):
         if not _are_named(models) or Path(str(values["model"])).exists():
             return values
         if len(models) == len(patterns):
-            raise ConfigError(f"--model {patterns[0]}: names models that are pulled later: name one that is here, too")
+            others = " ".join(f"--model '{pattern}'" for pattern in patterns)
+            raise ConfigError(
+                f"--model {patterns[0]}: names models that are pulled later, and one that is here is needed beside them, which "
+                f"is loaded on demand as they are: write --model demo {others}"
+            )
         if values.get("served_models"):
             raise ConfigError("--served-models: several --model name the models already; give one of the two")
         if values.get("served_model_name"):

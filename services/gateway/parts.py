@@ -89,21 +89,13 @@ async def started(
             levels=settings.levels(),
             keep_s=settings.model_keep_s,
         )
-        pooling = PoolingModels(
-            bus,
-            peers,
-            texts,
-            read_own(settings, texts),
-            gateway_id=gateway_id,
-            aliases={name: model for name, model in settings.aliases.items() if isinstance(model, str)},
-        )
+        pooling = PoolingModels(bus, peers, texts, read_own(settings, texts), gateway_id=gateway_id)
         served = OwnModels(
             tokenizers=tokenizers,
             known=models,
             aliases=settings.aliases,
             incumbents=incumbents,
-            pooled={name: one.pooling for name, one in texts.items()},
-            num_pooling=lambda: pooling.num_ready,
+            pooling=pooling,
             patterns=settings.patterns,
             read=partial(read_newcomer, settings) if settings.patterns else None,
         )
@@ -177,7 +169,7 @@ def app_of(parts: Parts, settings: GatewaySettings) -> FastAPI:
         keys=parts.keys,
         loads=parts.requests.hosts,
         files=KeptFiles(),
-        pooling=parts.pooling if parts.pooling.models else None,
+        pooling=parts.pooling if parts.pooling.models or settings.patterns else None,
         batches=parts.batches.connect if parts.batches is not None else None,
         responses=parts.responses.connect if parts.responses is not None else nothing_kept,
     )

@@ -21,6 +21,12 @@ _REGISTRY = re.compile(
     rf"(oci):/{{1,2}}([A-Za-z0-9.-]+(?::\d+)?(?:/{_WORD})+)(?::({_WORD})|@(sha256:[0-9a-f]{{64}}))?\Z"
 )
 _SCOPE = re.compile(rf"(modelscope):/{{1,2}}({_WORD}/{_WORD})(?:@({_PATH}))?(?::({_PATH}))?\Z")
+FORMS = {
+    "s3": "s3://BUCKET/PREFIX",
+    "gs": "gs://BUCKET/PREFIX",
+    "oci": "oci://HOST/REPOSITORY[:TAG|@DIGEST]",
+    "modelscope": "modelscope://ORG/NAME[@REVISION]",
+}
 # In a repository's folder: its URL can't be told from the folder's name.
 URL_FILE = "url"
 # In a repository's folder of locks: who fetches or removes has it.
@@ -95,6 +101,16 @@ def parsed(name: str) -> Named | None:
     if match := _SCOPE.match(name):
         return Named(f"{match[1]}://{match[2]}", match[3] or MAIN, match[4] or "")
     return None
+
+
+def no_name(name: str) -> str:
+    """The message for a text that names no model, with the form of the store that it means."""
+    if form := FORMS.get(name.partition(":")[0]):
+        return f"{name}: no name of a model: write {form}"
+    if "://" in name:
+        return f"{name}: no such store: {', '.join(FORMS)} are known"
+    forms = f"org/name[@revision][:file-or-quant], a store's URL, as {FORMS['s3']}, or {', '.join(NAMED)}"
+    return f"{name}: no name of a model: {forms}"
 
 
 def is_id(name: str) -> bool:

@@ -8,7 +8,7 @@ import fcntl
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -41,6 +41,7 @@ FIRST_PAUSE_S = 0.5  # before the second restart, then doubled
 LONGEST_PAUSE_S = 5.0
 LAST_LINES = 5
 HOST_PLAN = "host.json"
+NAME = f"{PREFIX}SERVED_MODEL_NAME"
 STOP_MARGIN_S = 10.0  # added to the drain time before a process is killed
 
 
@@ -195,20 +196,25 @@ class Stack:
             if member.role in (*WORKERS, "pool"):
                 name_in_api, folder = next(models)
                 variables |= {f"{PREFIX}MODEL": str(folder), f"{PREFIX}SERVED_MODEL_NAME": name_in_api}
-                variables[f"{PREFIX}DEVICE"] = next(devices)
-                variables[f"{PREFIX}TENSOR_PARALLEL_SIZE"] = str(next(widths))
-                variables[f"{PREFIX}PIPELINE_PARALLEL_SIZE"] = str(next(depths))
-                variables[f"{PREFIX}KV_EVENTS_CONFIG"] = next(events)
+                beside = hosted.get(name_in_api, []) if member.role == "pool" else []
+                # A slot has a model that pools in place of one that generates, on the same devices.
+                device = device_of_pool(beside) or next(devices)
+                variables |= {
+                    f"{PREFIX}DEVICE": device,
+                    f"{PREFIX}TENSOR_PARALLEL_SIZE": "1" if beside else str(next(widths)),
+                    f"{PREFIX}PIPELINE_PARALLEL_SIZE": "1" if beside else str(next(depths)),
+                    f"{PREFIX}KV_EVENTS_CONFIG": "" if beside else next(events),
+                }
             elif member.role == "gateway":
                 variables[f"{PREFIX}OWN_PORT"] = str(next(own_ports, 0))
             log_file = self._logs / f"{name}.log"
             if member.role == "host":
                 variables[f"{PREFIX}HOST_PLAN"] = str(self._data / HOST_PLAN)
-            elif member.role in WORKERS and settings.loads_on_demand:
+            elif settings.loads_on_demand and (member.role in WORKERS or variables.get(NAME, "").startswith("*")):
                 worker = HostedWorker(
                     name=name, id=member.id, service=member.role, variables=variables, log_file=str(log_file)
                 )
-                hosted.setdefault(variables[f"{PREFIX}SERVED_MODEL_NAME"], []).append(worker)
+                hosted.setdefault(variables[NAME], []).append(worker)
                 continue
             bear = self._nursery.born if self._nursery is not None and member.role in WORKERS else None
             children.append(Child(name=name, service=member.role, settings=variables, log_file=log_file, bear=bear))
@@ -237,6 +243,7 @@ class Stack:
         wanted = Counter(member.role for member in members_of(self._settings, "").values())
         if self._settings.loads_on_demand:
             wanted["prefill"] = wanted["decode"] = 0  # none is ready before it is asked for
+            wanted["pool"] = self._settings.decode * len(self._settings.pooling)
         while not stopping.is_set():
             for child in self._children:
                 if child.exit_code is not None:
@@ -287,7 +294,7 @@ def members_of(settings: UpSettings, tag: str) -> dict[str, Member]:
     models = len(settings.generating) + settings.slots
     roles: dict[str, Role] = {f"prefill-{index}": "prefill" for index in range(settings.prefill * models)}
     roles |= {f"decode-{index}": "decode" for index in range(settings.decode * models)}
-    roles |= {f"pool-{index}": "pool" for index in range(settings.decode * len(settings.pooling))}
+    roles |= {f"pool-{index}": "pool" for index in range(settings.decode * (len(settings.pooling) + settings.slots))}
     roles |= {"planner": "planner"} if settings.planner else {}
     roles |= {"host": "host"} if settings.loads_on_demand and models else {}
     several, own = settings.gateways > 1, settings.gateway_id
@@ -300,13 +307,15 @@ def members_of(settings: UpSettings, tag: str) -> dict[str, Member]:
 
 def models_of_workers(settings: UpSettings) -> list[tuple[str, Path]]:
     """Name and folder of each worker's model, in the order of `members_of`: a role's workers are dealt out in turn."""
-    generating = settings.generating | dict.fromkeys(slots_of(settings), Path())
+    slots = dict.fromkeys(slots_of(settings), Path())
+    generating = settings.generating | slots
     return [
         (name, folder)
         for count, models in (
             (settings.prefill, generating),
             (settings.decode, generating),
             (settings.decode, settings.pooling),
+            (settings.decode, slots),
         )
         for name, folder in list(models.items()) * count
     ]
@@ -315,6 +324,12 @@ def models_of_workers(settings: UpSettings) -> list[tuple[str, Path]]:
 def slots_of(settings: UpSettings) -> list[str]:
     """Names of the sets of workers that models have which are pulled later."""
     return [f"*{number}" for number in range(settings.slots)]
+
+
+def device_of_pool(slot: Sequence[HostedWorker]) -> str:
+    """The device of a slot's next worker that pools: that of a decode worker; "" without any."""
+    decode = [worker.variables[f"{PREFIX}DEVICE"] for worker in slot if worker.service == "decode"]
+    return decode[sum(worker.service == "pool" for worker in slot) % len(decode)] if decode else ""
 
 
 def tag_of(folder: Path) -> str:

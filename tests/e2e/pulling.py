@@ -34,7 +34,8 @@ async def serving(hub: Hub, folder: Path, *options: str) -> AsyncIterator[tuple[
 
 
 def put(hub: Hub, name: str, folder: Path) -> None:
-    hub.add(name, {file.name: file.read_bytes() for file in folder.iterdir()})
+    files = (file for file in folder.rglob("*") if file.is_file())
+    hub.add(name, {str(file.relative_to(folder)): file.read_bytes() for file in files})
 
 
 async def pull(client: httpx.AsyncClient, name: str) -> list[dict[str, Any]]:

@@ -1,3 +1,4 @@
+# mypy: allow-untyped-calls
 """Models that are pulled while Baton runs, and served without a restart: a stand-in of the hub, separate processes."""
 
 from __future__ import annotations
@@ -8,11 +9,14 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
+import transformers
 
 from tests.e2e.pulling import NAMES, PROMPT, TOKENS, pull, put, serving, tokens_of
 from tests.e2e.stack import PATIENCE_S
 from tests.hub import hub_served
 from tests.models import build_tiny_model
+from tests.pooling_models import build_pooling_model
 from tests.reference import greedy_tokens
 
 
@@ -68,6 +72,65 @@ async def test_what_is_pulled_is_served_at_once_swapped_and_gone_when_it_is_dele
                     await asyncio.sleep(0.05)
             assert (await pull(client, "other/llama"))[-1] == {"status": "success"}  # kept, and not served
             assert await names(client) == {"demo", "org/llama"}
+
+
+UNLOADED = 'baton_hosted_models{model_name="org/vectors",status="unloaded"} 1.0'
+
+
+async def vectors_of(client: httpx.AsyncClient, model: str, texts: list[str]) -> torch.Tensor:
+    answer = await client.post("/v1/embeddings", json={"model": model, "input": texts})
+    assert answer.status_code == 200, answer.text
+    return torch.tensor([one["embedding"] for one in answer.json()["data"]])
+
+
+async def test_a_pulled_model_of_vectors_is_loaded_by_its_first_request_gives_way_and_has_aliases(
+    tmp_path: Path,
+) -> None:
+    folder, texts = build_pooling_model(tmp_path / "vectors"), ["the cat sat", "paris"]
+    with hub_served() as hub:
+        put(hub, "org/vectors", folder)
+        async with serving(hub, tmp_path, "--keep-alive", "5m,5m", "--max-loaded", "1") as (stack, client):
+            assert (await pull(client, "org/vectors"))[-2:] == [
+                {"status": "waiting for a host to offer it"},
+                {"status": "success"},
+            ]
+            assert (await client.get("/v1/models/hf.co/org/vectors")).json()["capabilities"] == ["embedding"]
+            assert stack.children("services.pool") == []
+            wanted = await asyncio.to_thread(mean_vectors, folder, texts)
+            assert torch.allclose(await vectors_of(client, "hf.co/org/vectors:latest", texts), wanted, atol=1e-5)
+            assert len(stack.children("services.pool")) == 1
+
+            whole = {"name": "emb", "shares": [{"model": "org/vectors", "percent": 100}]}
+            assert (await client.post("/admin/aliases", json=whole)).status_code == 200
+            assert torch.allclose(await vectors_of(client, "emb", texts), wanted, atol=1e-5)
+            listed = {model["id"]: model["root"] for model in (await client.get("/v1/models")).json()["data"]}
+            assert listed == {"demo": "demo", "org/vectors": "org/vectors", "emb": "org/vectors"}
+            halves = [{"model": name, "percent": 50} for name in ("org/vectors", "demo")]
+            mixed = await client.post("/admin/aliases", json={"name": "half", "shares": halves})
+            assert (mixed.status_code, "give it 100 percent" in mixed.text) == (400, True)
+            assert (await client.post("/api/copy", json={"source": "emb", "destination": "e2"})).status_code == 200
+            assert torch.allclose(await vectors_of(client, "e2", texts), wanted, atol=1e-5)
+
+            assert len(await tokens_of(client, "demo")) == TOKENS  # one place: workers that pool don't sleep, and end
+            assert stack.children("services.pool") == []
+            assert torch.allclose(await vectors_of(client, "emb", texts), wanted, atol=1e-5)
+            assert (await client.post("/sleep?model=org/vectors")).status_code == 200
+            async with asyncio.timeout(PATIENCE_S):
+                while UNLOADED not in (await client.get("/metrics")).text:
+                    await asyncio.sleep(0.05)  # a process is gone for its host later than for /proc
+            assert (await client.get("/is_sleeping?model=emb")).json() == {"is_sleeping": True}
+            assert (await client.request("DELETE", "/api/delete", json={"model": "org/vectors"})).status_code == 200
+            async with asyncio.timeout(PATIENCE_S):
+                while await names(client) != {"demo"}:
+                    await asyncio.sleep(0.05)
+
+
+def mean_vectors(folder: Path, texts: list[str]) -> torch.Tensor:
+    """Normalised means of the last states, as transformers computes them."""
+    model, tokenizer = (kind.from_pretrained(folder) for kind in (transformers.AutoModel, transformers.AutoTokenizer))
+    with torch.no_grad():
+        states = [model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0] for text in texts]
+    return torch.nn.functional.normalize(torch.stack([state.mean(0) for state in states]))
 
 
 @pytest.mark.long

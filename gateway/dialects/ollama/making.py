@@ -116,7 +116,7 @@ class Pull:
 
     async def answer(self, body: PullRequest, answers: Answers, asked: Asked) -> Any:
         name = of_hub(body.model)
-        if body.model in answers.catalogue or name in answers.catalogue or name in answers.catalogue.pooled:
+        if body.model in answers.catalogue or _is_served(name, answers):
             return Content(body=line(DONE), media_type=LINES) if body.stream else DONE
         _check_admin(asked)
         steps = _until_served(_files(answers).fetch(name), name, answers)
@@ -150,7 +150,8 @@ class Copy:
 
     async def answer(self, body: CopyRequest, answers: Answers, asked: Asked) -> Any:
         _check_admin(asked)
-        await _aliases(answers).copy(_plain(body.destination), answers.find(body.source).asked_as)
+        source = answers.catalogue.pooled_name(body.source) or answers.find(body.source).asked_as
+        await _aliases(answers).copy(_plain(body.destination), source)
         _audit(asked, "models.copied", body.destination, source=body.source)
 
 
@@ -165,13 +166,21 @@ class Delete:
         name = next((each for each in (body.model, _plain(body.model)) if made is not None and each in made), "")
         if made is not None and name:
             await made.drop(name)
-        elif answers.catalogue.own_name(body.model) in answers.catalogue.came:
-            await _removed(answers, answers.catalogue.own_name(body.model))
-        elif body.model in answers.catalogue:
+        elif (own := _own_name(body.model, answers)) in answers.catalogue.came:
+            await _removed(answers, own)
+        elif own in answers.catalogue.own_names:
             raise ConflictError(f"{body.model!r} is served: stop its workers first, or unload it with keep_alive 0")
         else:
             await _removed(answers, of_hub(body.model))
         _audit(asked, "models.deleted", body.model)
+
+
+def _own_name(name: str, answers: Answers) -> str:
+    return answers.catalogue.pooled_name(name) or answers.catalogue.own_name(name)
+
+
+def _is_served(name: str, answers: Answers) -> bool:
+    return name in answers.catalogue or bool(answers.catalogue.pooled_name(name))
 
 
 async def _removed(answers: Answers, name: str) -> None:
@@ -194,9 +203,9 @@ async def _until_served(steps: AsyncGenerator[Json, None], name: str, answers: A
             if step == DONE and answers.catalogue.may_come(name):
                 yield {"status": "waiting for a host to offer it"}
                 give_up_at = time.monotonic() + OFFER_S
-                while name not in answers.catalogue and time.monotonic() < give_up_at:
+                while not _is_served(name, answers) and time.monotonic() < give_up_at:
                     await asyncio.sleep(LOOK_EACH_S)
-                if name not in answers.catalogue:
+                if not _is_served(name, answers):
                     yield {"status": NOT_OFFERED.format(name=name)}
             yield step
 

@@ -27,7 +27,6 @@ from gateway.http.api import JSON, ApiPart, get, post, ref
 from gateway.http.problem import Json, Problem, error_object
 from gateway.http.streaming import EVENTS
 from gateway.tenants.tenants import BEARER
-from modelfiles.pooling import Pooling
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 CHAT_RENDER, COMPLETIONS_RENDER = f"{CHAT}/render", f"{COMPLETIONS}/render"
@@ -35,18 +34,21 @@ MODELS = "/v1/models"
 
 
 def _listed(answers: Answers, asked: Asked) -> Json:
-    pooled = [_pooled(name, its, answers) for name, its in answers.catalogue.pooled.items()]
+    catalogue = answers.catalogue
+    names = dict.fromkeys(catalogue.pooled, "") | catalogue.pooled_aliases
+    pooled = [_pooled(name, own or name, answers) for name, own in names.items()]
     return {"object": "list", "data": [*(_card(model) for model in answers.models()), *pooled]}
 
 
 def _one(answers: Answers, asked: Asked) -> Json:
     name = asked.parameters["model"]
-    its = answers.catalogue.pooled.get(name)
-    return _card(answers.model(name)) if its is None else _pooled(name, its, answers)
+    pooled = answers.catalogue.pooled_name(name)
+    return _pooled(name, pooled, answers) if pooled else _card(answers.model(name))
 
 
-def _pooled(name: str, its: Pooling, answers: Answers) -> Json:
-    """A model that makes vectors or scores."""
+def _pooled(name: str, own_name: str, answers: Answers) -> Json:
+    """A model that makes vectors or scores, under one of its names."""
+    its = answers.catalogue.pooled[own_name]
     absent = dict.fromkeys(("whole_model_len", "whole_kv_memory_mb", "tool_call_format", "reasoning_format"))
     own = {"labels": list(its.labels)} if its.labels else {"dimensions": its.size, "similarity": its.similarity}
     return {
@@ -54,7 +56,7 @@ def _pooled(name: str, its: Pooling, answers: Answers) -> Json:
         "object": "model",
         "created": answers.started_at,
         "owned_by": "baton",
-        "root": name,
+        "root": own_name,
         "max_model_len": its.max_len,
         **absent,
         "capabilities": ["score"] if its.labels else ["embedding"],

@@ -104,13 +104,14 @@ def named_one(name: str) -> list[Kept]:
     """The cached models that a name means: one, or all of a repository's snapshot. Raises ConfigError if there is none."""
     named = hub.parsed(name)
     if named is None:
-        raise ConfigError(f"{name}: no name of a model: org/name[@revision][:file-or-quant], or a store's URL")
+        raise ConfigError(hub.no_name(name))
     commit = hub.commit_of(named)
     of_repo = kept_models(named.repo)
     found = [one for one in of_repo if one.commit == commit and (not named.kind or _is_called(one, named.kind))]
     if not found:
-        others = f"; there are {', '.join(one.name for one in of_repo)}" if of_repo else ""
-        raise ConfigError(f"{name}: not in {hub.cache()}{others}")
+        there = ", ".join(one.name for one in of_repo)
+        remedy = f"there are {there}" if of_repo else "`baton list` says what is there, `baton pull` fetches it"
+        raise ConfigError(f"{name}: not in {hub.cache()}; {remedy}")
     return found
 
 

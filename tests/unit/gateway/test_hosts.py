@@ -75,6 +75,20 @@ async def test_a_request_waits_until_its_model_is_ready_and_its_wish_lasts_as_lo
     assert scene.hosts.wanted()["a"].keep_s == 5.0
 
 
+async def test_a_model_is_kept_while_a_request_uses_it_that_no_room_counts() -> None:
+    scene = Scene()
+    scene.says(a=HostStatus.READY)
+    scene.ready.add("a")
+    with scene.hosts.using("a"), scene.hosts.using("a"):
+        scene.now += 10 * KEEP_S
+        scene.says(a=HostStatus.READY)
+        assert scene.hosts.wanted()["a"].active
+        assert scene.hosts.is_active("a")
+    want = scene.hosts.wanted()["a"]
+    assert (want.active, want.keep_s) == (False, KEEP_S)
+    assert not scene.hosts.is_active("a")
+
+
 async def test_all_who_wait_look_again_when_a_worker_or_a_host_says_something_new(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

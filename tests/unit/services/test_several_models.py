@@ -10,6 +10,7 @@ from common.settings import ROOT, ConfigError
 from services.gateway.settings import GatewaySettings
 from services.runtime.loading import load_settings
 from services.runtime.models.named import all_brought
+from services.runtime.permissions import WORKERS
 from services.up import settings as up_settings
 from services.up.announcement import welcome
 from services.up.settings import UpSettings
@@ -123,11 +124,12 @@ def test_a_pattern_of_names_gets_as_many_sets_of_workers_as_are_loaded_at_once()
     settings = up(*PULLING, "--model", "s3://models/*", "--max-loaded", "2", "--prefill", "1")
     assert settings.patterns == ("org/*", "s3://models/*")
     assert list(_found(settings)) == ["a"]
-    workers = [name for name, member in members_of(settings, "tag").items() if member.role in ("prefill", "decode")]
+    workers = [name for name, member in members_of(settings, "tag").items() if member.role in (*WORKERS, "pool")]
     models = [name for name, _ in models_of_workers(settings)]
     assert list(zip(workers, models, strict=True)) == [
         *(("prefill-0", "a"), ("prefill-1", "*0"), ("prefill-2", "*1")),
         *(("decode-0", "a"), ("decode-1", "*0"), ("decode-2", "*1")),
+        *(("pool-0", "*0"), ("pool-1", "*1")),
     ]
     assert len(settings.widths) == 6
     kept = all_brought(settings, print, text_alone=True)
@@ -137,7 +139,7 @@ def test_a_pattern_of_names_gets_as_many_sets_of_workers_as_are_loaded_at_once()
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("--model", "org/*", "--keep-alive", "5m", "--max-loaded", "1"), "name one that is here, too"),
+        (("--model", "org/*", "--keep-alive", "5m", "--max-loaded", "1"), r"write --model demo --model 'org/\*'\Z"),
         (PULLING[:4], r"--model org/\*: such models are loaded on demand: give --keep-alive"),
         (PULLING, r"--model org/\*: give --max-loaded"),
         (("--served-models", "a=demo,org=*"), "a pattern of names has"),
