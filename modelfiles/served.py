@@ -7,12 +7,14 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 HEADED = "ForSequenceClassification"
 REWARD, STEPS = "ForRewardModel", "ForProcessRewardModel"  # scores of a text, and of each of its steps
+GROUP = "baton.families"
 _TASK = re.compile(r"For(CausalLM|ConditionalGeneration)\Z")
 
 
@@ -20,7 +22,15 @@ _TASK = re.compile(r"For(CausalLM|ConditionalGeneration)\Z")
 def names() -> Mapping[str, frozenset[str]]:
     """`architectures` of config.json under "classes", `general.architecture` of GGUF files under "gguf"; "encoders", "others"."""
     data = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-    return {kind: frozenset(found) for kind, found in data.items()}
+    return {kind: frozenset(found) for kind, found in data.items()} | {
+        "classes": frozenset((*data["classes"], *of_packages()))
+    }
+
+
+@lru_cache(maxsize=1)
+def of_packages() -> Mapping[str, EntryPoint]:
+    """Families of installed packages by the class in config.json: entry points of `baton.families`, not imported here."""
+    return {point.name: point for point in entry_points(group=GROUP)}
 
 
 def pooled_names(*, beside_modules: bool = False) -> frozenset[str]:

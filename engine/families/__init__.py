@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ from engine.families.quantised.gguf import IN_TILES, beside_experts, kept_as
 from engine.families.reading import Family, Fields
 from engine.spec.model import ModelSpec, UnsupportedModelError
 from modelfiles.gguf import is_gguf, read_header
-from modelfiles.served import named_in, refusal
+from modelfiles.served import GROUP, named_in, of_packages, refusal
 
 # fmt: off
 _MAKERS = (
@@ -73,6 +74,23 @@ _MAKERS = (
 # fmt: on
 # Architectures as config.json names them.
 FAMILIES: dict[str, Family] = {name: read for maker in _MAKERS for name, read in maker.FAMILIES.items()}
+
+
+def _of_package(point: EntryPoint) -> Family:
+    """A family of an installed package, which is imported when a model asks for it."""
+
+    def read(fields: Fields) -> ModelSpec:
+        try:
+            family: Family = point.load()
+        except Exception as error:  # another one's code
+            raise UnsupportedModelError(f"{point.name}: {GROUP} names {point.value}, which fails: {error}") from error
+        return family(fields)
+
+    return read
+
+
+# One that Baton has, too, stays Baton's.
+FAMILIES = {name: _of_package(point) for name, point in of_packages().items()} | FAMILIES
 
 
 def read_model_spec(

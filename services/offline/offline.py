@@ -20,6 +20,7 @@ from gateway.answers.tokenizer import ChatTokenizer
 from gateway.dialects import DIALECTS
 from gateway.dialects.table import DialectTable
 from gateway.http.problem import INTERNAL, problem_of
+from gateway.pooling.routes import PATHS
 from gateway.request.spec import Origin
 from gateway.tenants.budgets import LocalBudgets
 from modelfiles.files import is_model
@@ -74,7 +75,10 @@ class Offline:
         entry = self._entries.get(url)
         if entry is None:
             known = ", ".join(self._entries)
-            error = InvalidRequestError(f"url: {url[:100]!r} is none of {known}", param="url")
+            why = f"url: {url[:100]!r} is none of {known}"
+            if url in PATHS:
+                why = f"url: {url!r} is for a model of vectors or scores, and {self.name!r} generates text: load one of those"
+            error = InvalidRequestError(why, param="url")
             return problem_of(error).status, {"error": {"message": error.message, "code": error.code}}
         try:
             read, ask = entry.read(body)

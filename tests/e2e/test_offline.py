@@ -72,6 +72,8 @@ def test_a_model_of_embeddings_makes_vectors_and_no_text(tmp_path: Path) -> None
 
 
 def test_what_is_refused_is_named_and_the_next_is_answered(llm: LLM) -> None:
+    with pytest.raises(BatonError, match="for a model of vectors or scores, and 'demo' generates text"):
+        llm.embed("hello")
     with pytest.raises(BatonError, match="prompt 1: temperature"):
         llm.generate(["a", "b"], [GREEDY, {"temperature": -1}])
     with pytest.raises(BatonError, match="512"):
