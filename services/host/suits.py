@@ -10,6 +10,7 @@ from modelfiles.pooling import is_pooled
 from services.host.plan import HostedWorker
 from services.runtime.checks.model import check_model
 from services.runtime.loading import load_settings
+from services.runtime.models.named import missing
 from services.runtime.permissions import WORKERS
 from services.worker.refusals import refusals
 from services.worker.settings import WorkerServiceSettings
@@ -21,12 +22,12 @@ MAKES_TEXT = "it generates text: its workers are prefill, decode, or worker"
 
 
 def refused(workers: Sequence[HostedWorker]) -> dict[str, str]:
-    """Why workers can't serve their models, by the workers' names. A model that isn't here yet is not judged."""
+    """The reasons why workers can't serve their models, by the workers' names. A model that isn't whole here is not judged."""
     found = dict[str, str]()
     shared = list[HostedWorker]()
     for worker in workers:
         settings = settings_of(worker)
-        if settings.fake or not is_model(settings.model):
+        if settings.fake or not is_model(settings.model) or missing(settings.model):
             continue
         if why := unsuitable(worker.service, settings.model, settings.model_impl):
             found[worker.name] = f"--model {settings.model}: {why}"
@@ -37,7 +38,7 @@ def refused(workers: Sequence[HostedWorker]) -> dict[str, str]:
 
 
 def unsuitable(service: str, model: Path, impl: str) -> str:
-    """Why a model that is here isn't served by such a worker; "" if it is."""
+    """The reason why a model isn't served by such a worker; "" if it is."""
     if is_pooled(model) != (service == POOL):
         return MAKES_TEXT if service == POOL else MAKES_NO_TEXT
     return next((finding.said for finding in check_model(model, impl=impl) if finding.level == "fail"), "")

@@ -1,4 +1,4 @@
-"""What workers of several ranks or stages would say of their models, before any is started.
+"""Refusals of models by workers of several ranks or stages, known before any is started.
 
 A child process (`services.worker.judging`) reads each model as its worker does, so that torch stays out of who asks.
 """
@@ -13,7 +13,7 @@ import msgspec
 
 from services.runtime.commands import service_environment
 
-CHILD_S = 120.0  # torch is slow to import
+CHILD_S = 180.0  # torch is slow to import
 
 
 def refusals(workers: Sequence[Mapping[str, str]]) -> list[str]:
