@@ -42,6 +42,7 @@ LONGEST_PAUSE_S = 5.0
 LAST_LINES = 5
 HOST_PLAN = "host.json"
 NAME = f"{PREFIX}SERVED_MODEL_NAME"
+SLOT = "*"  # begins the name of a set of workers without a model
 STOP_MARGIN_S = 10.0  # added to the drain time before a process is killed
 
 
@@ -184,9 +185,7 @@ class Stack:
         }
         of_workers = as_environment(settings, WorkerOptions), "WORKER_ID"
         own_ports = iter(settings.own_ports)
-        devices = iter(devices_of(settings.device, settings.widths))
-        widths, depths = iter(settings.widths), iter(settings.depths)
-        events = iter(of_ranks(settings.kv_events_config, settings.workers))
+        deals = Deals(settings)
         models = iter(models_of_workers(settings))
         children: list[Child] = []
         hosted: dict[str, list[HostedWorker]] = {}
@@ -196,21 +195,14 @@ class Stack:
             if member.role in (*WORKERS, "pool"):
                 name_in_api, folder = next(models)
                 variables |= {f"{PREFIX}MODEL": str(folder), f"{PREFIX}SERVED_MODEL_NAME": name_in_api}
-                beside = hosted.get(name_in_api, []) if member.role == "pool" else []
-                # A slot has a model that pools in place of one that generates, on the same devices.
-                device = device_of_pool(beside) or next(devices)
-                variables |= {
-                    f"{PREFIX}DEVICE": device,
-                    f"{PREFIX}TENSOR_PARALLEL_SIZE": "1" if beside else str(next(widths)),
-                    f"{PREFIX}PIPELINE_PARALLEL_SIZE": "1" if beside else str(next(depths)),
-                    f"{PREFIX}KV_EVENTS_CONFIG": "" if beside else next(events),
-                }
+                slot = hosted.get(name_in_api, []) if member.role == "pool" else []
+                variables |= deals.beside(slot) if slot else deals.next()
             elif member.role == "gateway":
                 variables[f"{PREFIX}OWN_PORT"] = str(next(own_ports, 0))
             log_file = self._logs / f"{name}.log"
             if member.role == "host":
                 variables[f"{PREFIX}HOST_PLAN"] = str(self._data / HOST_PLAN)
-            elif settings.loads_on_demand and (member.role in WORKERS or variables.get(NAME, "").startswith("*")):
+            elif settings.loads_on_demand and is_hosted(member.role, variables.get(NAME, "")):
                 worker = HostedWorker(
                     name=name, id=member.id, service=member.role, variables=variables, log_file=str(log_file)
                 )
@@ -323,13 +315,36 @@ def models_of_workers(settings: UpSettings) -> list[tuple[str, Path]]:
 
 def slots_of(settings: UpSettings) -> list[str]:
     """Names of the sets of workers that models have which are pulled later."""
-    return [f"*{number}" for number in range(settings.slots)]
+    return [f"{SLOT}{number}" for number in range(settings.slots)]
 
 
-def device_of_pool(slot: Sequence[HostedWorker]) -> str:
-    """The device of a slot's next worker that pools: that of a decode worker; "" without any."""
-    decode = [worker.variables[f"{PREFIX}DEVICE"] for worker in slot if worker.service == "decode"]
-    return decode[sum(worker.service == "pool" for worker in slot) % len(decode)] if decode else ""
+class Deals:
+    """Devices, ranks, stages and sockets of events, dealt out among workers in the order of `members_of`."""
+
+    def __init__(self, settings: UpSettings) -> None:
+        events = of_ranks(settings.kv_events_config, settings.workers)
+        devices = devices_of(settings.device, settings.widths)
+        self._left = zip(devices, settings.widths, settings.depths, events, strict=True)
+
+    def next(self) -> dict[str, str]:
+        """The variables of the next worker."""
+        device, width, depth, events = next(self._left)
+        return {
+            f"{PREFIX}DEVICE": device,
+            f"{PREFIX}TENSOR_PARALLEL_SIZE": str(width),
+            f"{PREFIX}PIPELINE_PARALLEL_SIZE": str(depth),
+            f"{PREFIX}KV_EVENTS_CONFIG": events,
+        }
+
+    def beside(self, slot: Sequence[HostedWorker]) -> dict[str, str]:
+        """The variables of a slot's next worker that pools: it runs in place of one that decodes, on its device."""
+        decode = [worker.variables[f"{PREFIX}DEVICE"] for worker in slot if worker.service == "decode"]
+        return {f"{PREFIX}DEVICE": decode[sum(worker.service == "pool" for worker in slot)]}
+
+
+def is_hosted(role: Role, model: str) -> bool:
+    """True for a worker that the host starts. Those that pool start with `up`, but for models that are pulled later."""
+    return role in WORKERS or (role == "pool" and model.startswith(SLOT))
 
 
 def tag_of(folder: Path) -> str:
