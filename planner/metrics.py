@@ -22,6 +22,12 @@ class PlannerMetrics:
             ["model_name", "role"],
             registry=self.registry,
         )
+        self._wanted = Gauge(
+            "baton_planner_model_wanted_workers",
+            "Workers of a model's role that hosts should bring it to",
+            ["model_name", "role"],
+            registry=self.registry,
+        )
         self._acts = Gauge("baton_planner_acts", "1: this planner moves workers", registry=self.registry)
         self._moves = Counter("baton_planner_moves", "Workers moved to another role", registry=self.registry)
         self._counted = 0
@@ -38,10 +44,11 @@ class PlannerMetrics:
         ):
             for role, value in values.items():
                 gauge.labels(role).set(value)
-        self._of_models.clear()
-        for model, roles in state.models.items():
-            for role, count in roles.items():
-                self._of_models.labels(model, role).set(count)
+        for gauge, models in ((self._of_models, state.models), (self._wanted, state.wanted)):
+            gauge.clear()
+            for model, roles in models.items():
+                for role, count in roles.items():
+                    gauge.labels(model, role).set(count)
         self._acts.set(state.acts)
         self._moves.inc(state.moves - self._counted)
         self._counted = state.moves

@@ -26,6 +26,7 @@ from common.messages import (
     worker_reply_decoder,
 )
 from common.peers import Peers
+from planner.counts import Counts, hold
 from planner.observed import ROLES, Observed, WorkerLoad, observe_models
 from planner.policy import Decision, Memory, Move, plan
 from planner.settings import PlanSettings
@@ -67,6 +68,7 @@ class Planner:
         self._refused: dict[tuple[str, int], float] = {}  # (worker, incarnation) and when it refused
         self._me = config.planner_id, config.incarnation
         self._memories: dict[str, Memory] = {}  # by model
+        self._counts: dict[str, Counts] = {}  # likewise
         self._said: dict[str, str] = {}  # likewise
         self.moves = 0
 
@@ -92,6 +94,10 @@ class Planner:
             model: plan(now, of_model, memories.get(model, Memory()), settings) for model, of_model in observed.items()
         }
         self._memories = {model: decision.memory for model, decision in decisions.items()}
+        self._counts = {
+            model: hold(now, observed[model], decision, self._counts.get(model), settings)
+            for model, decision in decisions.items()
+        }
         self._said = {model: said for model, said in self._said.items() if model in decisions}
         for model, decision in decisions.items():
             self._say(model, decision, acts=acts)
@@ -164,6 +170,7 @@ class Planner:
             moves=self.moves,
             incarnation=self._config.incarnation,
             models={model: counts for model, counts in desired.items() if model},
+            wanted={model: told for model, counts in self._counts.items() if model and (told := counts.told())},
         )
 
     def _saw_gateway(self, state: GatewayState) -> None:

@@ -231,6 +231,7 @@ class PlannerState(msgspec.Struct, frozen=True, kw_only=True, tag="planner_state
     moves: int = 0
     incarnation: int = 0
     models: dict[str, dict[str, int]] = {}  # `desired` by model; the sums are above
+    wanted: dict[str, dict[str, int]] = {}  # by model and role, for hosts to follow; steadier
 
 
 class HostedModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -239,6 +240,10 @@ class HostedModel(msgspec.Struct, frozen=True, kw_only=True):
     status: HostStatus = HostStatus.UNLOADED
     for_s: float = 0.0  # age of the status
     reason: str = ""  # why it failed, or what it waits for
+    workers: dict[str, list[str]] = {}  # roles of those that run or start here, by name
+    spare: dict[str, int] = {}  # workers more that it could start now, by service
+    extra: list[str] = []  # those of `workers` that it may stop
+    wanted: dict[str, int] = {}  # by role, of all hosts, as the planner says
 
 
 class HostState(msgspec.Struct, frozen=True, kw_only=True, tag="host_state"):
