@@ -16,26 +16,28 @@ from common.errors import UnavailableError
 from common.messages import (
     Ack,
     GatewayState,
-    HostedModel,
     HostState,
+    PlannerState,
     Unload,
     Want,
     WorkerState,
     gateway_state_decoder,
     host_state_decoder,
+    planner_state_decoder,
     to_host_decoder,
     worker_state_decoder,
 )
 from common.tasks import Ready, cancel_all
 from common.words import HostStatus, WorkerStatus
 from services.host.child import Child, describe_exit, why_ended
+from services.host.extras import MAX_REASON_CHARS, STOP_MARGIN_S, Extras
 from services.host.models import Model, Wish
 from services.host.nursery import Nursery
 from services.host.plan import HostedWorker, HostPlan, cards_of
-from services.host.policy import TAKES_PLACE, ModelView, decide
+from services.host.policy import ModelView, decide
 from services.host.pulled import Found, PulledModels
+from services.host.room import free_bytes, too_large
 from services.host.sharing import SILENT_S, leaves_to
-from services.runtime.checks.memory import available_bytes
 from services.runtime.permissions import WORKERS
 
 log = logging.getLogger("baton.host")
@@ -44,12 +46,10 @@ BEAT_S = 0.5
 LOOK_S = 0.1
 CACHE_S = 1.0
 LISTEN_S = 2 * BEAT_S  # to other hosts, before it loads anything
-STOP_MARGIN_S = 5.0  # added to the drain time before a worker is killed
 MAX_RESTARTS = 3  # a model's workers, while it is loaded
 RESTART_WINDOW_S = 60.0
 # Workers that take longer to wake or to fall asleep are ended. Pinning memory takes a second for some gigabytes.
 WAKE_S, SLEEP_S = 30.0, 120.0
-MAX_REASON_CHARS = 400
 NOT_HERE = (HostStatus.UNLOADED, HostStatus.FAILED, HostStatus.PARKED)  # another host may load it
 
 
@@ -69,6 +69,7 @@ class Host:
         self._of_worker = {worker.id: model for model in self._models.values() for worker in model.workers}
         self._pulled = None if plan.pulled is None else PulledModels(plan.pulled)
         self._changed = asyncio.Event()
+        self._extras = Extras(plan, self._models, self._child, self._changed.set)
         self._others: dict[str, tuple[float, HostState]] = {}
         self._began_at = time.monotonic()
         self._told = self._state(time.monotonic())
@@ -81,6 +82,8 @@ class Host:
         await self._bus.subscribe(subjects.ALL_GATEWAY_HEARTBEATS, gateway_state_decoder, self._saw_gateway)
         await self._bus.subscribe(subjects.ALL_HEARTBEATS, worker_state_decoder, self._saw_worker)
         await self._bus.subscribe(subjects.host_heartbeat(subjects.ANY), host_state_decoder, self._saw_host)
+        if self._plan.spares:
+            await self._bus.subscribe(subjects.planner(subjects.ANY), planner_state_decoder, self._saw_planner)
         await self._bus.serve(subjects.host(self._host_id, subjects.ANY), to_host_decoder, self._answer)
         log.info("host.ready", extra={"host": self._host_id, "models": ", ".join(self._models)})
         beating, looking = asyncio.create_task(self._beat()), asyncio.create_task(self._look())
@@ -93,6 +96,7 @@ class Host:
             running = [model.running for model in self._models.values() if model.running is not None]
             for model in self._models.values():
                 model.stopping.set()
+            await self._extras.close()
             if running:
                 await asyncio.wait(running)
             await cancel_all([beating, looking, told])
@@ -152,7 +156,11 @@ class Host:
         if state.host != self._host_id:
             self._others[state.host] = time.monotonic(), state
 
+    def _saw_planner(self, state: PlannerState) -> None:
+        self._extras.saw_planner(state, time.monotonic())
+
     def _saw_worker(self, state: WorkerState) -> None:
+        self._extras.saw_worker(state, time.monotonic())
         model = self._of_worker.get(state.worker)
         if model is None or state.model != model.name:
             return
@@ -179,13 +187,15 @@ class Host:
         self._hurry(now)
         self._others = {name: seen for name, seen in self._others.items() if now - seen[0] < SILENT_S}
         views = {name: self._view(name, model, now) for name, model in self._models.items()}
-        steps = decide(now, views, self._plan.max_loaded, free_bytes=_free_bytes)
+        steps = decide(now, views, self._plan.max_loaded, free_bytes=free_bytes)
         for name in steps.unload:
             self._end(self._models[name])
         for name in steps.park:
             self._park(self._models[name])
         for name in steps.load:
             model = self._models[name]
+            if self._extras.make_room(model):
+                continue
             model.ready.clear()
             # An order from here on holds until the model is wanted again.
             model.told_s = None
@@ -197,13 +207,15 @@ class Host:
             model.stopping = asyncio.Event()
             self._now(model, HostStatus.LOADING)
             model.running = asyncio.create_task(self._live(model))
+        if now - self._began_at >= LISTEN_S:
+            self._extras.follow(now, self._told, [state for _, state in self._others.values()])
 
     def _is_equipped(self, model: Model) -> bool:
         """True if a model has workers to start: one of the cache takes those of a slot, if it fits into memory."""
         if model.found is None or self._pulled is None:
             return True
-        if model.needs_bytes > (free := _free_bytes()):
-            self._now(model, HostStatus.FAILED, _too_large(model.needs_bytes, free))
+        if model.needs_bytes > (free := free_bytes()):
+            self._now(model, HostStatus.FAILED, too_large(model.needs_bytes, free))
             return False
         model.workers = self._pulled.take(model.name, model.found)
         if not model.workers:
@@ -321,25 +333,22 @@ class Host:
                 continue
 
     def _state(self, now: float) -> HostState:
-        models = {
-            name: HostedModel(status=model.status, for_s=round(now - model.since, 2), reason=_line(model.reason))
-            for name, model in self._models.items()
-        }
-        taken = [model for model in self._models.values() if model.status in TAKES_PLACE]
+        models = {name: self._extras.offer(model, now) for name, model in self._models.items()}
         return HostState(
             host=self._host_id,
             incarnation=self._incarnation,
             models=models,
             max_loaded=self._plan.max_loaded,
-            free_places=max(0, (self._plan.max_loaded or len(models)) - len(taken)),
-            free_cards=len(cards_of(self._workers()) - cards_of(worker for model in taken for worker in model.workers)),
-            free_bytes=available_bytes() or 0,
+            free_places=max(0, (self._plan.max_loaded or len(models)) - self._extras.places_taken()),
+            free_cards=len(cards_of(self._workers()) - self._extras.cards_taken()),
+            free_bytes=int(free) if (free := free_bytes()) < math.inf else 0,
             shares=True,
         )
 
     def _workers(self) -> Iterator[HostedWorker]:
         """All workers of the plan, and those that models of the cache may get."""
         yield from (worker for workers in self._plan.models.values() for worker in workers)
+        yield from (worker for workers in self._plan.spares.values() for worker in workers)
         if self._plan.pulled is not None:
             yield from (worker for slot in self._plan.pulled.slots for worker in slot)
 
@@ -365,19 +374,3 @@ class Host:
         others = [state for _, state in self._others.values()]
         is_told = name in self._told.models and now - self._began_at >= LISTEN_S
         return not is_told or bool(leaves_to(name, self._told, others))
-
-
-def _free_bytes() -> float:
-    found = available_bytes()
-    return math.inf if found is None else found
-
-
-def _too_large(needed: int, free: float) -> str:
-    """The reason that a model is not loaded, and the remedy."""
-    gib = f"needs {needed / (1 << 30):.1f} GiB of memory, and {free / (1 << 30):.1f} are free"
-    return f"{gib}: unload another model, or start with a smaller --kv-memory-mb or --quantization"
-
-
-def _line(text: str) -> str:
-    """A reason as heartbeats may carry it."""
-    return "".join(character if character.isprintable() else " " for character in text)[:MAX_REASON_CHARS]

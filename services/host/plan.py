@@ -20,6 +20,8 @@ class HostedWorker(msgspec.Struct, frozen=True, kw_only=True):
     service: str  # prefill, decode, worker or pool
     variables: dict[str, str]
     log_file: str
+    needs_bytes: int = 0  # host memory; 0: unknown, or elsewhere
+    threads: int = 0  # on a CPU; 0: as many as there are cores
 
     @property
     def cards(self) -> set[str]:
@@ -49,6 +51,7 @@ class HostPlan(msgspec.Struct, frozen=True, kw_only=True):
     can_park: bool = False  # workers can sleep
     parks_s: float = 0.0  # sleep of an idle model; 0: only who is told to sleeps
     needs_bytes: dict[str, int] = {}  # host memory that a model takes
+    spares: dict[str, list[HostedWorker]] = {}  # workers of a model that come and go with the planner's counts
 
 
 def cards_of(workers: Iterable[HostedWorker]) -> set[str]:

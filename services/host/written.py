@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -11,7 +13,9 @@ from common.subjects import check_id
 from gateway.answers.ask import lasting_s
 from services.host.needs import bytes_of, can_sleep
 from services.host.plan import HostedWorker, HostPlan, PulledPlan
+from services.host.scaling import ROLES_OF
 from services.host.suits import HOSTED, refused, settings_of
+from services.rank.cores import physical_cores
 from services.worker.settings import WorkerServiceSettings
 
 MAX_BYTES = 1 << 20
@@ -24,7 +28,8 @@ class WrittenWorker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     model: str = ""  # as gateways call it; of pulled models none
     service: str = "worker"
-    count: int = 1
+    count: int = 1  # started with the model
+    most: int = 0  # the bound of the planner's counts; 0: count
     options: Options = {}  # settings of the service, by their names
 
 
@@ -53,22 +58,30 @@ def read_written(file: Path) -> tuple[str, HostPlan]:
     written, sleeps_s = _checked_plan(file)
     folder = (file.parent / written.logs).resolve()
     models: dict[str, list[HostedWorker]] = {}
+    spares: dict[str, list[HostedWorker]] = {}
     settings: list[WorkerServiceSettings] = []
 
-    def started(entry: WrittenWorker) -> list[HostedWorker]:
-        """The workers of an entry, numbered on."""
-        found = [_worker(written, entry, len(settings) + at, folder) for at in range(entry.count)]
-        settings.extend(_checked(file, written, entry, worker) for worker in found)
-        return found
+    def named(entry: WrittenWorker) -> list[HostedWorker]:
+        """The workers of an entry, numbered on: those that start with its model, and its spare ones."""
+        found = [_worker(written, entry, len(settings) + at, folder) for at in range(max(entry.count, entry.most))]
+        each = [_checked(file, written, entry, worker) for worker in found]
+        settings.extend(each)
+        return [_sized(worker, one) for worker, one in zip(found, each, strict=True)]
 
     for entry in written.worker:
-        models.setdefault(entry.model, []).extend(started(entry))
+        workers = named(entry)
+        models.setdefault(entry.model, []).extend(workers[: entry.count])
+        if workers[entry.count :]:
+            spares.setdefault(entry.model, []).extend(workers[entry.count :])
+    _check_room(file, models, spares)
     pulled = None
     if written.pulled is not None:
         entries = written.pulled.worker
-        slots = [[worker for entry in entries for worker in started(entry)] for _ in range(written.max_loaded)]
+        slots = [[worker for entry in entries for worker in named(entry)] for _ in range(written.max_loaded)]
         pulled = PulledPlan(patterns=tuple(written.pulled.models), slots=slots)
-    for name, why in refused([worker for workers in models.values() for worker in workers]).items():
+    for name, why in refused(
+        [worker for workers in (*models.values(), *spares.values()) for worker in workers]
+    ).items():
         raise ConfigError(f"{file}: {name}: {why}")
     folder.mkdir(parents=True, exist_ok=True)
     on_cpu = all(one.processor == "cpu" for one in settings)
@@ -80,10 +93,8 @@ def read_written(file: Path) -> tuple[str, HostPlan]:
         forks=on_cpu,
         can_park=all(can_sleep(one, processes=one.processes) for one in settings),
         parks_s=sleeps_s,
-        needs_bytes={
-            model: sum(bytes_of(one, one.model) for one in settings if one.served_model_name == model)
-            for model in models
-        },
+        needs_bytes={model: sum(one.needs_bytes for one in workers) for model, workers in models.items()},
+        spares=spares,
     )
     return written.name, plan
 
@@ -114,8 +125,36 @@ def _checked_plan(file: Path) -> tuple[WrittenPlan, float]:
 def _check_entry(file: Path, entry: WrittenWorker) -> None:
     if entry.service not in HOSTED:
         raise ConfigError(f"{file}: service {entry.service!r}: is one of {', '.join(HOSTED)}")
-    if not 0 < entry.count <= MAX_WORKERS:
-        raise ConfigError(f"{file}: count {entry.count} of {entry.model or 'pulled'}: is 1 to {MAX_WORKERS}")
+    if entry.most and entry.service not in ROLES_OF:
+        raise ConfigError(f"{file}: most of a {entry.service}: leave it out: planners count {', '.join(ROLES_OF)}")
+    model = entry.model or "pulled"
+    if not (0 if entry.most else 1) <= entry.count <= MAX_WORKERS:
+        raise ConfigError(f"{file}: count {entry.count} of {model}: is 1 to {MAX_WORKERS}, or 0 beside most")
+    if entry.most and not entry.count <= entry.most <= MAX_WORKERS:
+        raise ConfigError(
+            f"{file}: most {entry.most} of {model}: is count, here {entry.count}, to {MAX_WORKERS}; leave it out for count"
+        )
+
+
+def _check_room(
+    file: Path, models: Mapping[str, Sequence[HostedWorker]], spares: Mapping[str, Sequence[HostedWorker]]
+) -> None:
+    """Refuse bounds that this machine never has room for, and models that nothing starts with."""
+    memory, cores = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), physical_cores()
+    for model, more in spares.items():
+        if not models[model]:
+            raise ConfigError(f"{file}: count of {model}: give one of its entries a count of 1 or more, to start with")
+        workers = [*models[model], *more]
+        if (needed := sum(one.needs_bytes for one in workers)) > memory:
+            gib = f"{needed / (1 << 30):.1f} GiB, and this machine has {memory / (1 << 30):.1f}"
+            raise ConfigError(
+                f"{file}: most of {model}: its {len(workers)} workers need {gib}: give a smaller most or kv_memory_mb"
+            )
+        if (threads := sum(one.threads for one in workers)) > cores:
+            raise ConfigError(
+                f"{file}: most of {model}: its {len(workers)} workers have {threads} threads, and this machine has "
+                f"{cores} cores: give a smaller most or threads"
+            )
 
 
 def _check_pulled(file: Path, written: WrittenPlan, pulled: WrittenPulled) -> None:
@@ -125,6 +164,8 @@ def _check_pulled(file: Path, written: WrittenPlan, pulled: WrittenPulled) -> No
         raise ConfigError(f"{file}: max_loaded: with pulled models 1 to {MAX_WORKERS}, which are loaded at once")
     for entry in pulled.worker:
         _check_entry(file, entry)
+        if entry.most:
+            raise ConfigError(f"{file}: pulled.worker: leave most out: pulled models have count workers")
     named = [entry.model or str(entry.options.get("model", "")) for entry in pulled.worker]
     if any(named):
         raise ConfigError(
@@ -155,6 +196,12 @@ def _checked(file: Path, written: WrittenPlan, entry: WrittenWorker, worker: Hos
         return settings_of(worker)
     except ConfigError as error:
         raise ConfigError(f"{file}: {worker.name} of {entry.model}: {error}") from None
+
+
+def _sized(worker: HostedWorker, settings: WorkerServiceSettings) -> HostedWorker:
+    """A worker with what it takes of this machine."""
+    threads = settings.threads * settings.processes if settings.processor == "cpu" else 0
+    return msgspec.structs.replace(worker, needs_bytes=bytes_of(settings, settings.model), threads=threads)
 
 
 def _text(value: str | float | bool) -> str:

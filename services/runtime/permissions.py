@@ -64,7 +64,13 @@ def nats_permissions(member: Member) -> Permissions:
     if member.role == "host":
         return Permissions(
             publish=(subjects.host_heartbeat(member.id),),
-            subscribe=(inbox, *heartbeats, f"baton.host.{member.id}.*", subjects.host_heartbeat(subjects.ANY)),
+            subscribe=(
+                inbox,
+                *heartbeats,
+                f"baton.host.{member.id}.*",
+                subjects.host_heartbeat(subjects.ANY),
+                subjects.planner(subjects.ANY),  # its counts of workers
+            ),
         )
     return Permissions(publish=("$JS.API.INFO",), subscribe=(inbox, *heartbeats, subjects.PLANNER))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -22,7 +23,8 @@ TOKENS = 24
 
 def oracle(model: Path) -> FakeEngine:
     """The fake device that the workers run, to ask what the answer must be."""
-    return FakeEngine(EngineConfig(model=model, cache=CacheConfig(kv_memory_bytes=8 << 20)))
+    vocab_size = json.loads((model / "config.json").read_text())["vocab_size"]
+    return FakeEngine(EngineConfig(model=model, cache=CacheConfig(kv_memory_bytes=8 << 20)), vocab_size=vocab_size)
 
 
 def expected(model: Path, prompt: list[int], count: int = TOKENS, **sampling: object) -> list[int]:

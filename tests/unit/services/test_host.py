@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,38 +18,10 @@ from services.host.host import MAX_RESTARTS, Host
 from services.host.plan import HostedWorker, HostPlan, PulledPlan
 from services.host.pulled import PulledModels
 from tests.fakes.bus import MemoryBus
+from tests.fakes.children import IdleChild
 from tests.fakes.workers import a_worker
 
 PATIENCE_S = 60.0
-
-
-class IdleChild:
-    """A worker's process that starts, hears signals and stops."""
-
-    def __init__(self, *, name: str, **_: Any) -> None:
-        self.name, self.log_file = name, Path("/nonexistent")
-        self.signals: list[signal.Signals] = []
-        self.starts = 0
-        CHILDREN.append(self)
-
-    async def start(self) -> None:
-        self.starts += 1
-        self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-
-    def signal(self, number: signal.Signals) -> None:
-        self.signals.append(number)
-
-    async def wait(self) -> int:
-        return await asyncio.shield(self.ended)
-
-    async def stop(self, *, timeout_s: float) -> None:
-        await DRAINED.wait()
-        if not self.ended.done():
-            self.ended.set_result(0)
-
-
-DRAINED = asyncio.Event()
-CHILDREN: list[IdleChild] = []
 
 
 class World:
@@ -90,8 +61,7 @@ class World:
 @contextlib.asynccontextmanager
 async def hosted(monkeypatch: pytest.MonkeyPatch, **plan: Any) -> AsyncIterator[World]:
     """A running host; its plan with these changes."""
-    CHILDREN.clear()
-    DRAINED.set()
+    IdleChild.forget()
     monkeypatch.setattr(hosting, "Child", IdleChild)
     monkeypatch.setattr(hosting, "LISTEN_S", 0.0)
     world, stopping = World(), asyncio.Event()
@@ -104,7 +74,7 @@ async def hosted(monkeypatch: pytest.MonkeyPatch, **plan: Any) -> AsyncIterator[
         await world.until(HostStatus.UNLOADED)
         yield world
     finally:
-        DRAINED.set()
+        IdleChild.drained.set()
         stopping.set()
         await running
 
@@ -121,7 +91,7 @@ async def test_an_order_that_comes_while_a_model_loads_holds_once_it_is_loaded(
         await world.want()
         await world.worker(WorkerStatus.READY)
         await world.until(HostStatus.UNLOADING)
-        (child,) = CHILDREN
+        (child,) = IdleChild.born
         assert child.signals == ([signal.SIGUSR1] if parks else [])
         if parks:
             await world.worker(WorkerStatus.SLEEPING)
@@ -147,7 +117,7 @@ async def test_an_order_holds_until_the_model_is_wanted_again(monkeypatch: pytes
         await world.until(HostStatus.READY)
         await world.bus.publish(subjects.gateway_heartbeat("f"), GatewayState(gateway="f", incarnation=1))
         await world.until(HostStatus.UNLOADED)
-        assert CHILDREN[0].signals == [signal.SIGUSR1, signal.SIGUSR2]
+        assert IdleChild.born[0].signals == [signal.SIGUSR1, signal.SIGUSR2]
 
 
 async def test_a_model_that_cant_be_kept_is_not_ready_while_its_other_workers_drain(
@@ -156,16 +126,16 @@ async def test_a_model_that_cant_be_kept_is_not_ready_while_its_other_workers_dr
     async with hosted(monkeypatch) as world:
         await world.want(m=Want(keep_s=3600.0, active=True))
         await world.until(HostStatus.LOADING)
-        DRAINED.clear()
+        IdleChild.drained.clear()
         for death in range(MAX_RESTARTS + 1):
             await world.until(HostStatus.LOADING)
             await world.worker(WorkerStatus.READY)
             await world.until(HostStatus.READY)
-            (child,) = CHILDREN
+            (child,) = IdleChild.born
             assert child.starts == death + 1
             child.ended.set_result(1)
         await world.until(HostStatus.UNLOADING)
-        DRAINED.set()
+        IdleChild.drained.set()
         await world.until(HostStatus.FAILED)
 
 

@@ -11,8 +11,10 @@ import pytest
 from common.messages import HostedModel, HostState
 from common.settings import ConfigError
 from common.words import HostStatus
+from services.host import written
 from services.host.sharing import HAVE, leaves_to
 from services.host.written import read_written
+from tests.models import build_tiny_model
 
 GIB = 1 << 30
 
@@ -75,6 +77,33 @@ def test_a_hosts_file_names_its_workers_and_their_settings(tmp_path: Path) -> No
     assert (tmp_path / "logs").is_dir()
 
 
+def test_an_entry_with_a_bound_has_spare_workers_beside_those_that_start(tmp_path: Path) -> None:
+    file = tmp_path / "host.toml"
+    file.write_text(PLAN + 'most = 4\noptions = { device = "fake" }\n[[worker]]\nmodel = "m"\nservice = "prefill"\n')
+    _, plan = read_written(file)
+    assert [worker.id for worker in plan.models["m"]] == ["h-decode-0", "h-decode-1", "h-prefill-4"]
+    assert [worker.id for worker in plan.spares["m"]] == ["h-decode-2", "h-decode-3"]
+    assert plan.spares["m"][0].variables["BATON_WORKER_ID"] == "h-decode-2"
+
+
+def test_what_a_model_and_its_spare_workers_take_of_the_machine_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(written, "physical_cores", lambda: 8)
+    model = build_tiny_model(tmp_path / "model", "llama")
+    file = tmp_path / "host.toml"
+    text = PLAN + f'most = 3\noptions = {{ model = "{model}", threads = 2 }}\n'
+    file.write_text(text)
+    _, plan = read_written(file)
+    (spare,) = plan.spares["m"]
+    assert spare.needs_bytes > 8 << 20
+    assert plan.needs_bytes == {"m": 2 * spare.needs_bytes}
+    assert [worker.threads for worker in (*plan.models["m"], spare)] == [2, 2, 2]
+    file.write_text(text.replace("kv_memory_mb = 8", f"kv_memory_mb = {1 << 30}"))
+    with pytest.raises(ConfigError, match=r"most of m: its 3 workers need .* smaller most or kv_memory_mb"):
+        read_written(file)
+
+
 PULLED = (
     'name = "h"\nmax_loaded = 2\n[pulled]\nmodels = ["org/*"]\n[[pulled.worker]]\nservice = "decode"\n'
     '[[pulled.worker]]\nservice = "prefill"\noptions = { device = "fake" }\n'
@@ -108,6 +137,17 @@ def test_a_hosts_file_has_slots_of_workers_for_models_that_are_pulled(tmp_path: 
         ('name = "h"\nworker = []\n', "worker: name at least one"),
         (PLAN.replace("decode", "gateway"), "service 'gateway': is one of prefill, decode, worker, pool"),
         (PLAN.replace("count = 2", "count = 65"), "count 65 of m: is 1 to 64"),
+        (PLAN.replace("count = 2", "count = 0"), "count 0 of m: is 1 to 64, or 0 beside most"),
+        (PLAN.replace('"decode"', '"pool"') + "most = 3\n", "most of a pool: leave it out: planners count prefill"),
+        (PLAN + "most = 1\n", "most 1 of m: is count, here 2, to 64; leave it out for count"),
+        (PLAN + "most = -1\n", "most -1 of m: is count, here 2, to 64"),
+        (PLAN + "most = 65\n", "most 65 of m: is count, here 2, to 64"),
+        (PLAN.replace("count = 2", "count = 0\nmost = 2"), "count of m: give one of its entries a count of 1 or more"),
+        (
+            PLAN + "most = 3\noptions = { threads = 1024 }\n",
+            "most of m: its 3 workers have 3072 threads, .* give a smaller",
+        ),
+        (PULLED.replace('"decode"', '"decode"\nmost = 2'), "pulled.worker: leave most out"),
         (PLAN.replace("kv_memory_mb", "kv_memory"), "has no setting 'kv_memory'"),
         (PLAN.replace("= 8", "= -8"), "decode-0 of m: --kv-memory-mb"),
         (PLAN + "surplus = 1\n", "surplus"),
