@@ -83,14 +83,16 @@ def tiers_json(totals: WorkerTotals) -> dict[str, dict[str, int]]:
 def model_json(model: Served, loads: Loads | None = None) -> dict[str, Any]:
     """One model, by its files; `calls` and `reasoning` are the formats of its answers, "": plain text.
 
-    `hosted`: its state at its host, if one loads and unloads it.
+    `hosted`: its state at its host, if one loads and unloads it, and by role the workers there, beside what the planner wants.
     """
     hosted = None if loads is None else loads.find(model.name)
+    workers = {} if loads is None or hosted is None else loads.workers(model.name)
+    counts = {role: {"running": running, "wanted": wanted} for role, (running, wanted) in workers.items()}
     tokenizer = model.tokenizer
     answers = tokenizer.format.format
     return {
         "name": model.name,
-        "hosted": None if hosted is None else {"status": hosted.status, "reason": hosted.reason},
+        "hosted": None if hosted is None else {"status": hosted.status, "reason": hosted.reason, "workers": counts},
         "max_model_len": model.max_model_len,
         **tokenizer.saved._asdict(),
         "vocab_size": tokenizer.vocab_size,

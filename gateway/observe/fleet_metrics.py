@@ -164,6 +164,14 @@ class HostedMetrics(Collector):
                 if status is not HostStatus.OTHER:
                     family.add_metric([model, str(status)], float(found is not None and found.status is status))
         yield family
+        text = "Workers that run or start at hosts (running), and how many the planner wants (wanted)"
+        workers = GaugeMetricFamily("baton_hosted_workers", text, labels=["model_name", "role", "count"])
+        for model in self._models:
+            for role, (running, wanted) in self._loads.workers(model).items():
+                workers.add_metric([model, role, "running"], running)
+                if wanted is not None:
+                    workers.add_metric([model, role, "wanted"], wanted)
+        yield workers
 
 
 class FleetMetrics(Collector):

@@ -21,6 +21,7 @@ from common.words import HostStatus
 
 FOREVER_S = 1e9
 GONE_AFTER_S = 30.0  # a host that starts again is soon heard again
+SILENT_S = 2.5  # the workers of such a host are gone
 LOOK_EACH_S = 1.0  # a host that falls silent tells nothing
 MAX_WAITING = 4096
 ORDER_TIMEOUT_S = 2.0
@@ -90,6 +91,14 @@ class Hosts:
         found = [state.models[name] for _, state in self._seen.values() if name in state.models]
         known = [one for one in found if one.status in _ORDER]
         return min(known, key=lambda one: _ORDER.index(one.status), default=None)
+
+    def workers(self, model: str) -> dict[str, tuple[int, int | None]]:
+        """A model's workers that run or start at all hosts, by role, and how many the planner wants; None: it tells nothing."""
+        name, now = self.their_name(model), self._clock()
+        live = [state.models[name] for at, state in self._seen.values() if now - at < SILENT_S and name in state.models]
+        running = Counter(role for one in live for roles in one.workers.values() for role in roles)
+        wanted: dict[str, int] = next((one.wanted for one in live if one.wanted), {})
+        return {role: (running[role], wanted.get(role)) for role in sorted({*running, *wanted})}
 
     def their_name(self, model: str) -> str:
         """The workers' name of a model."""

@@ -84,6 +84,16 @@ def test_a_hosted_model_has_a_state_and_an_order() -> None:
     assert found["files"] == [["org/a", "2.0 GB", "1.0 GB", "served"], ["org/b", "5.0 MB", "–", "not whole"]]
 
 
+def test_workers_at_hosts_stand_beside_those_that_are_wanted() -> None:
+    found = evaluate(
+        """
+    const { hostedWords } = await at("pages/models.js");
+    const workers = { decode: { running: 1, wanted: 2 }, prefill: { running: 2, wanted: null } };
+    out([hostedWords({ hosted: { workers } }), hostedWords({ hosted: { workers: {} } }), hostedWords({ hosted: null })]);"""
+    )
+    assert found == ["1 decode worker, 2 wanted; 2 prefill workers", "", ""]
+
+
 def test_a_model_is_told_by_its_files_and_its_workers() -> None:
     found = evaluate(
         """
@@ -93,7 +103,7 @@ def test_a_model_is_told_by_its_files_and_its_workers() -> None:
     out([facts({ architecture: "LlamaForCausalLM", dtype: "bfloat16", quantised: "awq", max_model_len: 2048, can_chat: true, calls: "hermes", reasoning: "" }, [worker, worker]), facts({}, [])]);"""
     )
     assert found[0] == {
-        "architecture": "LlamaForCausalLM", "saved as": "bfloat16, quantised: awq", "context": "2048 tokens, prompt and answer together", "vocabulary": "4096 tokens",
+        "at hosts": "", "architecture": "LlamaForCausalLM", "saved as": "bfloat16, quantised: awq", "context": "2048 tokens, prompt and answer together", "vocabulary": "4096 tokens",
         "KV cache": "15 MB on 2 workers, in bfloat16", "chat": "yes", "tool calls": "hermes", "thoughts": "none apart from the answer",
     }  # fmt: skip
     assert (found[1]["saved as"], found[1]["KV cache"], found[1]["chat"]) == (

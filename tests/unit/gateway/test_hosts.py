@@ -6,11 +6,13 @@ import asyncio
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 
 from common.errors import UnavailableError
 from common.messages import Ack, HostedModel, HostState, Unload
 from common.words import HostStatus
 from gateway.answers.ask import FOREVER_S, lasting_s
+from gateway.observe.fleet_metrics import HostedMetrics
 from gateway.placement.hosts import GONE_AFTER_S, Hosts
 
 KEEP_S = 60.0
@@ -48,6 +50,32 @@ class Scene:
     def says(self, host: str = "h", reason: str = "", **models: HostStatus) -> None:
         told = {name.replace("_", "-"): HostedModel(status=status, reason=reason) for name, status in models.items()}
         self.hosts.saw(HostState(host=host, incarnation=1, models=told))
+
+
+def test_workers_at_all_hosts_stand_beside_those_that_the_planner_wants() -> None:
+    scene = Scene()
+
+    def says(host: str, *decode: str, **more: Any) -> None:
+        told = HostedModel(status=HostStatus.READY, workers={name: ["decode"] for name in decode}, **more)
+        scene.hosts.saw(HostState(host=host, incarnation=1, models={"its-name": told}))
+
+    says("h", "d0", "d1")
+    assert scene.hosts.workers("chat") == {"decode": (2, None)}
+    says("g", "d2", wanted={"decode": 4, "prefill": 1})
+    assert scene.hosts.workers("chat") == {"decode": (3, 4), "prefill": (0, 1)}
+    lines = generate_latest(_only(HostedMetrics(["chat"], scene.hosts))).decode().splitlines()
+    assert 'baton_hosted_workers{count="running",model_name="chat",role="decode"} 3.0' in lines
+    assert 'baton_hosted_workers{count="wanted",model_name="chat",role="decode"} 4.0' in lines
+    scene.now += 3.0  # one of them is gone
+    says("h", "d0", "d1")
+    assert scene.hosts.workers("chat") == {"decode": (2, None)}
+    assert scene.hosts.workers("other") == {}
+
+
+def _only(metrics: HostedMetrics) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    registry.register(metrics)
+    return registry
 
 
 async def test_a_request_waits_until_its_model_is_ready_and_its_wish_lasts_as_long_as_it_says() -> None:

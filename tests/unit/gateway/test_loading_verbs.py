@@ -39,6 +39,9 @@ class Host:
         self.fails = ""
         self.took_s = 0.0
 
+    def workers(self, model: str) -> dict[str, tuple[int, int | None]]:
+        return {}
+
     def find(self, model: str) -> HostedModel | None:
         return HostedModel(status=self.status[model]) if model in self.status else None
 

@@ -102,11 +102,18 @@ const shareOf = (share) => {
 export const fileRows = (models) => models.map((one) => [one.name, "", [one.name, bytes(one.bytes), one.shared_bytes ? bytes(one.shared_bytes) : "–",
   one.is_served ? "served" : one.is_whole ? "kept" : "not whole"]]);
 
+// Workers at hosts by role, beside those that the planner wants. Pure.
+export function hostedWords({ hosted }) {
+  const counts = Object.entries(hosted?.workers ?? {});
+  return counts.map(([role, { running, wanted }]) => `${plural(running, `${role} worker`)}${wanted === null ? "" : `, ${count(wanted)} wanted`}`).join("; ");
+}
+
 // [name, value] of what is known. Pure.
 export function factsOf(model, workers) {
   const kinds = [...new Set(workers.map((worker) => worker.kv_dtype))].filter(Boolean).join(", ");
   const memory = workers.reduce((sum, worker) => sum + worker.kv_blocks * worker.block_bytes, 0);
   return [
+    ["at hosts", hostedWords(model)],
     ["architecture", model.architecture || "not said by its files (a GGUF file)"],
     ["saved as", [model.dtype, model.quantised && `quantised: ${model.quantised}`].filter(Boolean).join(", ")],
     ["context", model.max_model_len ? `${count(model.max_model_len)} tokens, prompt and answer together` : ""],
