@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.environment import describe
 from benchmarks.results_format import Result, ResultsPage, read_results
-from tests.chaos import checks
+from tests.chaos import checks, hosts
 from tests.chaos.asks import Oracle
 from tests.chaos.cluster import FAKE, ChaosCluster
 from tests.chaos.crowd import crowd
@@ -140,6 +140,8 @@ async def kills(run: Run) -> None:
     async with run.cluster() as cluster:
         for number, fault in enumerate((*WORKERS, *SERVERS, *GATEWAY), start=1):
             await _kill(run, cluster, fault, number)
+    for crash_host in hosts.FAULTS:
+        run.judged(await hosts.under_load(run.folder / crash_host.__name__, run.model, run.oracle, crash_host))
 
 
 async def _kill(run: Run, cluster: ChaosCluster, fault: Fault, number: int) -> None:
