@@ -79,10 +79,7 @@ def read_written(file: Path) -> tuple[str, HostPlan]:
         entries = written.pulled.worker
         slots = [[worker for entry in entries for worker in named(entry)] for _ in range(written.max_loaded)]
         pulled = PulledPlan(patterns=tuple(written.pulled.models), slots=slots)
-    for name, why in refused(
-        [worker for workers in (*models.values(), *spares.values()) for worker in workers]
-    ).items():
-        raise ConfigError(f"{file}: {name}: {why}")
+    _check_models(file, [worker for workers in (*models.values(), *spares.values()) for worker in workers])
     folder.mkdir(parents=True, exist_ok=True)
     on_cpu = all(one.processor == "cpu" for one in settings)
     plan = HostPlan(
@@ -120,6 +117,11 @@ def _checked_plan(file: Path) -> tuple[WrittenPlan, float]:
     if written.pulled is not None:
         _check_pulled(file, written, written.pulled)
     return written, sleeps_s
+
+
+def _check_models(file: Path, workers: list[HostedWorker]) -> None:
+    for name, why in refused(workers).items():
+        raise ConfigError(f"{file}: {name}: {why}")
 
 
 def _check_entry(file: Path, entry: WrittenWorker) -> None:
