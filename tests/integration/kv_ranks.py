@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
 import torch
 
@@ -76,6 +79,14 @@ async def running(name: str, model: str, width: int, *, filled: bool = False) ->
         pool = new_pool(transport, layout, model if filled else "")
         stack.push_async_callback(transport.close)
         yield Worker(transport, pool, await transport.open(pool, layout, 99), further)
+
+
+async def stop(pid: int) -> None:
+    """Stop a process, and wait until it does nothing."""
+    os.kill(pid, signal.SIGSTOP)
+    async with asyncio.timeout(BOUND_S):
+        while Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "T":
+            await asyncio.sleep(0.001)
 
 
 def new_pool(transport: Transport, layout: KVLayout, model: str) -> torch.Tensor:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 
 import pytest
 
 from kvtransfer.transport import TransferError
 from tests.integration.kv_peers import BOUND_S
-from tests.integration.kv_ranks import Worker, running
+from tests.integration.kv_ranks import Worker, running, stop
 from worker.tier.host_memory import HostMemory
 from worker.tier.host_store import PrivateStore
 from worker.tier.ranks.asking import Asking, FurtherMemory
@@ -43,7 +41,7 @@ async def test_a_rank_that_ends_fails_a_copy_and_a_worker_that_leaves_waits_for_
     async with running("shm", MODEL, 2, filled=True) as worker:
         memory, ask = memory_of(worker)
         [process] = worker.further
-        os.kill(process.pid, signal.SIGSTOP)
+        await stop(process.pid)
         storing = [asyncio.create_task(asyncio.to_thread(memory.store_blocks, [0], [1])) for _ in range(2)]
         process.kill()
         async with asyncio.timeout(BOUND_S):
@@ -53,7 +51,7 @@ async def test_a_rank_that_ends_fails_a_copy_and_a_worker_that_leaves_waits_for_
     async with running("shm", MODEL, 2, filled=True) as worker:
         memory, ask = memory_of(worker)
         [process] = worker.further
-        os.kill(process.pid, signal.SIGSTOP)
+        await stop(process.pid)
         waits = asyncio.create_task(asyncio.to_thread(memory.store_blocks, [0], [1]))
         await asyncio.sleep(0)
         ask.close()

@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ from kvtransfer.ranks.follower import follow
 from kvtransfer.ranks.leader import FollowerRank
 from kvtransfer.transport import TransferError, open_transport
 from tests.integration.kv_peers import BOUND_S
-from tests.integration.kv_ranks import new_pool, running
+from tests.integration.kv_ranks import new_pool, running, stop
 from tests.needs import needs
 from tests.unit.kvtransfer.widths import MODELS, ranks_of
 
@@ -97,7 +96,9 @@ async def test_a_link_whose_push_was_given_up_is_opened_again() -> None:
         [process] = sender.further
         await stop(process.pid)
         pushing = asyncio.create_task(sender.hand_over(receiver))
-        await asyncio.sleep(0.2)
+        async with asyncio.timeout(BOUND_S):
+            while not sender.transport._followers[0]._calls:  # until the stopped rank was asked
+                await asyncio.sleep(0)
         pushing.cancel()
         os.kill(process.pid, signal.SIGCONT)
         async with asyncio.timeout(BOUND_S):
@@ -135,14 +136,6 @@ async def test_a_call_that_fails_in_any_way_is_answered() -> None:
             await rank.below([b"?"])
         await rank.close()
         await following
-
-
-async def stop(pid: int) -> None:
-    """Stop a process, and wait until it does nothing."""
-    os.kill(pid, signal.SIGSTOP)
-    async with asyncio.timeout(BOUND_S):
-        while Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "T":
-            await asyncio.sleep(0.001)
 
 
 async def test_a_flipped_bit_in_any_ranks_pool_shows_in_the_digest() -> None:
