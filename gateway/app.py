@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from http import HTTPStatus
 
@@ -24,6 +24,7 @@ from gateway.console.control import FleetControl
 from gateway.console.routes import ConsoleFacts, ConsoleRoutes
 from gateway.dialects import DIALECTS
 from gateway.dialects.dialect import Dialect
+from gateway.dialects.kserve.dialect import of_models
 from gateway.dialects.ollama.models import RUNNING
 from gateway.dialects.table import DialectTable
 from gateway.http.api import JSON, ApiPart, get
@@ -38,8 +39,9 @@ from gateway.observe.request_metrics import Logged, RequestLog, RequestMetrics, 
 from gateway.observe.spans import ServerSpans
 from gateway.observe.tenant_metrics import TenantLabels, TenantMetrics
 from gateway.pooling.lines import PooledLines
-from gateway.pooling.routes import PoolingRoutes
+from gateway.pooling.routes import PATHS, PoolingRoutes
 from gateway.pooling.service import Answering, PoolingModels
+from gateway.pooling.tensors import PooledTensors
 from gateway.request.refused import Refusals
 from gateway.request.spec import Aims, Generations, Loads
 from gateway.responses.service import Joined, nothing_kept
@@ -104,7 +106,8 @@ def create_app(
     `files` are the models that are kept on this machine.
     `pooling` are those that make vectors and scores.
     """
-    table = DialectTable(dialects, ignores_unknown=settings.ignores_unknown_fields)
+    operations = {name: path.operation for name, path in PATHS.items()}
+    table = DialectTable(dialects, ignores_unknown=settings.ignores_unknown_fields, traced=operations)
     budgets = budgets or LocalBudgets()
     changes = Changes(aliases=MadeAliases(keys, catalogue) if keys is not None else None, files=files)
     answers = Answers(
@@ -129,7 +132,21 @@ def create_app(
     spans = ServerSpans(tracer or NoTracer())
     door = Door(answers, settings.tenants, metrics, refusals, spans, told=request_log.unauthorized)
     kept = responses(answers, table, metrics, body_limits)
+    answering = Answering(
+        pooling,
+        budgets=budgets,
+        timelines=generations.timelines,
+        deadline_s=settings.request_timeout_s,
+        catalogue=catalogue,
+        loads=loads,
+    )
+    ignores = settings.ignores_unknown_fields
+    pooled = PoolingRoutes(answering, metrics, body_limits, ignores_unknown=ignores)
     serving = ServingRoutes(table, answers, door, metrics, body_limits, kept.memories).routes
+    if pooling is not None:
+        tensors = PooledTensors(pooled, body_limits, lambda name: bool(catalogue.pooled_name(name)))
+        shared = {path: tensors.before(serving.posts[path]) for path in of_models("/infer")}
+        serving = replace(serving, posts={**serving.posts, **shared})
     routes = [
         serving,
         *kept.routes,
@@ -144,16 +161,7 @@ def create_app(
             elsewhere=elsewhere,
         ).routes,
     ]
-    answering = Answering(
-        pooling,
-        budgets=budgets,
-        timelines=generations.timelines,
-        deadline_s=settings.request_timeout_s,
-        catalogue=catalogue,
-        loads=loads,
-    )
-    ignores = settings.ignores_unknown_fields
-    routes.append(PoolingRoutes(answering, metrics, body_limits, ignores_unknown=ignores).routes)
+    routes.append(pooled.routes)
     if batches is not None:
         routes.append(batches(answers, table, metrics, PooledLines(pooling, answering, metrics)).routes)
     if keys is not None:
@@ -168,7 +176,9 @@ def create_app(
         routes.append(console.routes)
     routes.append(_document(routes, table, settings.tenants))
     layers = _layers(settings, table, door)
-    app = Application(layers, serving.posts, partial(_refusal, table), title="Baton", version=VERSION)
+    app = Application(
+        layers, {**serving.posts, **pooled.routes.posts}, partial(_refusal, table), title="Baton", version=VERSION
+    )
     for each in routes:
         each.add_to(app)
     app.state.door = door

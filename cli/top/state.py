@@ -39,7 +39,7 @@ class State:
     def __init__(self) -> None:
         self.sections: dict[str, Json] = {}
         self.trouble = ""  # why no events arrive
-        self.rates: dict[str, Rate] = {}  # tokens of each worker
+        self.rates: dict[str, Rate] = {}  # tokens that each worker generates, or pools
         self.busy: dict[str, Rate] = {}  # fraction of time its device ran a pass
         self.fleet_rate = Rate()
         self.in_flight: deque[float] = deque(maxlen=KEPT_S)
@@ -59,9 +59,11 @@ class State:
         self.rates = {worker["id"]: self.rates.get(worker["id"]) or Rate() for worker in workers}
         self.busy = {worker["id"]: self.busy.get(worker["id"]) or Rate() for worker in workers}
         for worker in workers:
-            self.rates[worker["id"]].count(worker.get("generated_tokens", 0), at)
+            made = worker.get("generated_tokens", 0) + worker.get("pooled_tokens", 0)
+            self.rates[worker["id"]].count(made, at)
             self.busy[worker["id"]].count(worker.get("pass_s", 0.0), at)
-        grown = [rate.samples[-1] for rate in self.rates.values() if rate.samples]
+        generating = [self.rates[worker["id"]] for worker in workers if worker.get("roles") != ["pool"]]
+        grown = [rate.samples[-1] for rate in generating if rate.samples]
         if grown:
             self.fleet_rate.samples.append(sum(grown))
         figures = self.section("figures")

@@ -77,7 +77,7 @@ def worker_row(worker: Json, state: State) -> Row:
         "status": CONTESTED if worker.get("is_contested") else worker["status"],
         **{name: worker[name] for name in KEPT},
         "ranks": worker.get("ranks", 1),
-        "kv_share": (worker["kv_used"] + worker["kv_held"]) / max(1, worker["kv_blocks"]),
+        "kv_share": (worker["kv_used"] + worker["kv_held"]) / worker["kv_blocks"] if worker["kv_blocks"] else None,
         "busy": min(1.0, busy.now) if busy is not None and busy.now is not None else None,
         "tokens_per_s": rate.now if rate is not None else None,
         "course": sparks(rate.samples if rate is not None else (), SPARKS),

@@ -10,18 +10,17 @@ from common.messages.base import PROTOCOL_VERSION
 
 MAX_POOLED_INPUTS = 4096
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
-_Counts = Annotated[list[_Count], msgspec.Meta(max_length=MAX_POOLED_INPUTS)]
 
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True, tag="pool", omit_defaults=True):
     """Gateway -> worker, request: vectors or scores of these inputs. Answered by `Pooled`. Idempotent: nothing is kept."""
 
     v: int = PROTOCOL_VERSION
-    request_id: str
+    request_id: str  # this piece's alone: `Cancel` names it
     remaining_ms: int
     inputs: Annotated[list[bytes], msgspec.Meta(min_length=1, max_length=MAX_POOLED_INPUTS)]  # packed tokens of each
     work: str = "embed"  # or "token_embed", a vector a token; "classify", scores; "token_classify", those of tokens
-    seconds: _Counts = []  # where the second text of each input begins; []: there is none
+    seconds: Annotated[list[_Count], msgspec.Meta(max_length=MAX_POOLED_INPUTS)] = []  # second texts' beginnings
     skipped: _Count = 0  # first tokens of each input that no vector is pooled from
     dimensions: _Count = 0  # first ones of each vector, normalised again; 0: all
     adapter: str = ""  # the model's own, by its name

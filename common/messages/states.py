@@ -76,6 +76,7 @@ class WorkerTotals(msgspec.Struct, frozen=True, kw_only=True):
     push_s: float = 0.0  # pushes overlap: bytes / seconds is one push's rate
     preemptions: int = 0
     failed_steps: int = 0
+    dropped_inputs: int = 0  # texts that no pool computed: nobody waited
     out_of_memory: int = 0  # part of failed_steps
     refused_handoffs: int = 0  # stale, expired, incomplete or wrong
     bad_digests: int = 0  # part of refused_handoffs: a byte was wrong

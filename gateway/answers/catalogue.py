@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import fnmatch
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
 
 from common.messages import Feature, WorkerState
 from common.words import Finish, Role
-from gateway.answers.tokenizer import ChatTokenizer
+from gateway.answers.tokenizer import ChatTokenizer, Saved
 from gateway.request.spec import cut_by_its_pool, longest, usual
 from gateway.request.timeline import Timeline
 from gateway.tenants.shares import NO_PRESET, Alias, Asker, Preset, Shares, chosen, main_model, served
@@ -62,6 +62,15 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PooledFacts:
+    """A model of vectors or scores, by its files."""
+
+    pooling: Pooling
+    saved: Saved = field(default_factory=Saved)
+    vocab_size: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
     """A served model as clients see it, under one of its names."""
 
@@ -84,13 +93,17 @@ class Catalogue:
         tokenizers: Mapping[str, ChatTokenizer],
         workers: ReadyWorkers,
         aliases: Mapping[str, Alias] = MappingProxyType({}),
-        pooled: Mapping[str, Pooling] = MappingProxyType({}),
+        pooled: Mapping[str, PooledFacts] = MappingProxyType({}),
         patterns: Sequence[str] = (),
+        *,
+        num_pooling: Callable[[str], int] = lambda _: 0,
     ) -> None:
         """`aliases`: further names -> the model's own, or several models with their shares; `*` is any other name.
 
         `pooled`: models of vectors and scores, which generate nothing. `patterns`: of names of models that may come later.
+        `num_pooling(name)`: ready workers of a model that pools.
         """
+        self._num_pooling = num_pooling
         self._patterns, self._came = tuple(patterns), set[str]()
         self.coming: set[str] = set()  # they are being read
         self._listens_until = time.monotonic() + LISTEN_S
@@ -128,9 +141,9 @@ class Catalogue:
         self._tokenizers[name] = tokenizer
         self._has_come(name)
 
-    def add_pooled(self, name: str, pooling: Pooling) -> None:
+    def add_pooled(self, name: str, facts: PooledFacts) -> None:
         """Serve a further model of vectors or scores."""
-        self.pooled[name] = pooling
+        self.pooled[name] = facts
         self._has_come(name)
 
     def _has_come(self, name: str) -> None:
@@ -187,6 +200,11 @@ class Catalogue:
             if meant in self.pooled:
                 return meant
         return ""
+
+    @property
+    def pooled_names(self) -> dict[str, str]:
+        """All names of models of vectors and scores, with the models' own."""
+        return {**{name: name for name in self.pooled}, **self.pooled_aliases}
 
     @property
     def pooled_aliases(self) -> dict[str, str]:
@@ -256,11 +274,15 @@ class Catalogue:
             preset=self.preset(asked_as),
         )
 
+    def pools(self, name: str) -> bool:
+        """True if a worker of such a model is ready."""
+        return self._num_pooling(name) > 0
+
     def unknown(self, name: str) -> str:
         """The message for a client that asks for text of a model that isn't here, or makes none."""
         pooled = self.pooled_name(name) or ("" if name or self._tokenizers else next(iter(self.pooled), ""))
         if pooled and (name or not self._tokenizers):
-            where = "/rerank, /score or /classify" if self.pooled[pooled].labels else "/v1/embeddings"
+            where = "/rerank, /score or /classify" if self.pooled[pooled].pooling.labels else "/v1/embeddings"
             return f"the model {name!r} makes no text: ask it at {where}"
         return f"the model {name!r} does not exist; this gateway serves {', '.join(map(repr, (*self, *self.pooled)))}"
 

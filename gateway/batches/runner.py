@@ -105,6 +105,11 @@ class LineRunner:
         self._known: dict[str, tuple[float, bool]] = {}  # batch -> when it was read, and if it runs
         self._stopping = False
 
+    @property
+    def is_ready(self) -> bool:
+        """True if a worker is ready for lines of some kind: those of models that generate, or that pool."""
+        return self._answers.generations.ready or (self._pooled is not None and self._pooled.is_ready)
+
     async def run(self) -> None:
         most = self._store.limits.concurrency
         watch = asyncio.create_task(self._watch())
@@ -115,7 +120,7 @@ class LineRunner:
 
     async def _pull(self, most: int) -> None:
         while not self._stopping:
-            if not self._answers.generations.ready and not (self._pooled is not None and self._pooled.is_ready):
+            if not self.is_ready:
                 await asyncio.sleep(NOT_READY_CHECK_S)
             elif len(self._tasks) >= most:
                 await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)

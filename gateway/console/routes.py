@@ -22,7 +22,7 @@ from gateway.console.messages import ConsoleAsk
 from gateway.console.parts import merged, own_part
 from gateway.console.recorder import SPANS, Recorder, merged_history
 from gateway.console.search import Wanted, found, ordered
-from gateway.console.state import gateway_json, model_json, worker_json
+from gateway.console.state import gateway_json, model_json, pooled_json, worker_json
 from gateway.http.api import JSON, ApiPart, fields, get, path_parameters, post
 from gateway.http.application import Routes
 from gateway.http.body import BodyLimits, read_fields
@@ -190,7 +190,9 @@ class ConsoleRoutes:
 
     async def _picture(self) -> dict[str, Any]:
         """The activity of all gateways, and the figures of the fleet."""
-        facts, models, recorder = self._facts, self._facts.catalogue.all(), self._recorder
+        facts, recorder = self._facts, self._recorder
+        models = [model_json(model, facts.loads) for model in facts.catalogue.all()]
+        models += [pooled_json(name, model) for name, model in facts.catalogue.pooled.items()]
         differences = {one.worker: one.text for one in self._generations.differences}
         asked = await asyncio.gather(self._own_part(), self._control.ask(ConsoleAsk()))
         parts = {facts.gateway_id: asked[0]} | asked[1]
@@ -199,9 +201,9 @@ class ConsoleRoutes:
         return {
             "gateway": facts.gateway_id,
             "version": facts.version,
-            "model": models[0].name,
-            "max_model_len": models[0].max_model_len,
-            "models": [model_json(model, facts.loads) for model in models],
+            "model": models[0]["name"],
+            "max_model_len": models[0]["max_model_len"],
+            "models": models,
             "has_admin": facts.has_admin(),
             "not_ready": self._generations.not_ready_reason,
             "not_ready_since": recorder.chronicle.not_ready_since,

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from common.messages import INCARNATION_BITS, GatewayState, Region, WorkerState, WorkerTotals
-from gateway.answers.catalogue import Served
+from common.words import Role
+from gateway.answers.catalogue import PooledFacts, Served
 from gateway.placement.agreement import kv_name
 from gateway.request.attempt import AttemptLine
 from gateway.request.spec import Loads
@@ -20,7 +21,8 @@ EARLIEST_UNIX = 1_700_000_000  # no process of ours is older
 
 def worker_json(state: WorkerState) -> dict[str, Any]:
     """One worker: KV in blocks, rates per second, times in milliseconds; rate 0: not measured."""
-    layout = state.region.layout
+    layout, pools = state.region.layout, Role.POOL in state.roles
+    blocks = 0 if pools else layout.num_blocks  # the one that it says is nobody's
     return {
         "id": state.worker,
         "incarnation": str(state.incarnation),  # 63 bits: more than a JavaScript number holds
@@ -36,13 +38,14 @@ def worker_json(state: WorkerState) -> dict[str, Any]:
         "max_sequences": state.max_sequences,
         "queued_tokens": state.queued_tokens,
         "generated_tokens": state.totals.generated_tokens,
+        "pooled_tokens": state.totals.prompt_tokens if pools else 0,
         "drafter": state.drafter,
         "drafts": state.totals.drafts,
         "drafted_tokens": state.totals.drafted_tokens,
         "accepted_tokens": state.totals.accepted_tokens,
         "pass_s": round(state.totals.pass_s, 3),
-        "kv_blocks": layout.num_blocks,
-        "kv_used": max(0, layout.num_blocks - state.free_blocks - state.held_blocks),
+        "kv_blocks": blocks,
+        "kv_used": max(0, blocks - state.free_blocks - state.held_blocks),
         "kv_held": state.held_blocks,
         "kv_free": state.free_blocks,
         "block_tokens": layout.block_size,
@@ -99,6 +102,24 @@ def model_json(model: Served, loads: Loads | None = None) -> dict[str, Any]:
         "can_chat": tokenizer.can_chat,
         "calls": answers.name,
         "reasoning": answers.reasoning,
+    }
+
+
+def pooled_json(name: str, model: PooledFacts) -> dict[str, Any]:
+    """One model of vectors or scores, by its files: what `model_json` says of others, and what it `makes`."""
+    pooling = model.pooling
+    return {
+        "name": name,
+        "hosted": None,
+        "max_model_len": pooling.max_len,
+        **model.saved._asdict(),
+        "vocab_size": model.vocab_size,
+        "can_chat": False,
+        "calls": "",
+        "reasoning": "",
+        "makes": "scores" if pooling.labels else "vectors",
+        "dimensions": pooling.size,
+        "labels": len(pooling.labels),
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from starlette.responses import Response
@@ -46,8 +47,16 @@ class Entry:
 class DialectTable:
     """The dialects of a gateway."""
 
-    def __init__(self, dialects: Sequence[Dialect], *, ignores_unknown: bool = False) -> None:
-        """Raises ValueError if two dialects share a path, unless it is a GET that headers tell apart."""
+    def __init__(
+        self,
+        dialects: Sequence[Dialect],
+        *,
+        ignores_unknown: bool = False,
+        traced: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """`traced`: operations of other paths whose requests have spans.
+
+        Raises ValueError if two dialects share a path, unless it is a GET that headers tell apart."""
         self.dialects = tuple(dialects)
         self.ignores_unknown = ignores_unknown
         self.entries: dict[str, Entry] = {}
@@ -61,7 +70,8 @@ class DialectTable:
                 self.entries[path] = Entry(
                     dialect=dialect, path=told_path(path), endpoint=endpoint, ignores_unknown=ignores_unknown
                 )
-        self._generating = ByPath(self.entries)
+        generating = {path: (entry.path, entry.endpoint.operation) for path, entry in self.entries.items()}
+        self._traced = ByPath(generating | {path: (path, operation) for path, operation in traced.items()})
         self._owners = ByPath(_grouped([(path, one) for one in dialects for path in one.paths.answered]))
         below = [
             (path.partition("/{")[0], one) for one in dialects for path in (*one.paths.answered, *one.paths.prefixes)
@@ -115,20 +125,20 @@ class DialectTable:
         return json_response(body, status=status, headers=problem.headers)
 
     def way(self, scope: Scope) -> Way | None:
-        """The names for the span of a request; None if its path doesn't generate."""
-        found = self._generating.find(scope["path"]) if scope["method"] == "POST" else None
+        """The names for the span of a request; None if its path is not traced."""
+        found = self._traced.find(scope["path"]) if scope["method"] == "POST" else None
         if found is None:
             return None
-        entry = found[0]
+        path, operation = found[0]
         told = {
             "http.request.method": "POST",
-            "http.route": entry.path,
+            "http.route": path,
             "url.path": scope["path"],
             "url.scheme": "http",
         }
         return Way(
-            name=f"POST {entry.path}",
-            operation=entry.endpoint.operation,
+            name=f"POST {path}",
+            operation=operation,
             attributes=told,
             status="http.response.status_code",
         )

@@ -12,11 +12,12 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Coroutine, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import httptools
+from fastapi import Request
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from common.tracing import Attributes, Value
@@ -29,6 +30,15 @@ COMMENT = b":\n\n"  # a comment, which server-sent events ignore
 BEGINNING = b"HTTP/1.1 "  # uvicorn's status lines begin so, also for HTTP/1.0
 LOOK_EVERY_S = 0.1
 PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+WATCH_AFTER_S = 0.02  # most answers have started by then
+CLIENT_LEFT = 499  # nobody reads this answer
+LEFT = "client disconnected"
+T = TypeVar("T")
+
+
+class ClientLeftError(Exception):
+    """The client disconnected before its answer started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,3 +305,39 @@ class Reach:
             elif exchange.idle_event and not exchange.response_complete:
                 exchange.write(exchange.idle_event)
         self._timer = self._loop.call_later(LOOK_EVERY_S, self._look)
+
+
+async def disconnected(request: Request) -> None:
+    """Return when the client disconnected. The body must have been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def unless_gone(request: Request, start: Coroutine[Any, Any, T]) -> T:
+    """Start an answer, possibly after a wait. Raises ClientLeftError if the client disconnected meanwhile."""
+    asking, gone, is_gone = asyncio.current_task(), list[asyncio.Task[None]](), False
+    assert asking is not None
+
+    def look() -> None:
+        gone.append(asyncio.create_task(disconnected(request)))
+        gone[0].add_done_callback(leave)
+
+    def leave(_: object) -> None:
+        nonlocal is_gone
+        if waits:
+            is_gone = True
+            asking.cancel(LEFT)
+
+    waits = True
+    timer = asyncio.get_running_loop().call_later(WATCH_AFTER_S, look)
+    try:
+        return await start
+    except asyncio.CancelledError:
+        if not is_gone or asking.uncancel():
+            raise
+        raise ClientLeftError from None
+    finally:
+        waits = False
+        timer.cancel()
+        for task in gone:
+            task.cancel()

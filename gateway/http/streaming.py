@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
-from fastapi import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
@@ -101,9 +100,3 @@ class WrittenStream(Response):
                 pass
         finally:
             self._close()
-
-
-async def disconnected(request: Request) -> None:
-    """Return when the client disconnected. The body must have been read."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

@@ -69,7 +69,7 @@ class Newcomers:
             self._catalogue.add(name, tokenizer)
         elif self._pooling is not None:
             self._pooling.add(name, tokenizer, own)
-            self._catalogue.add_pooled(name, tokenizer.pooling)
+            self._catalogue.add_pooled(name, tokenizer.facts)
         self._hosts.changed()
         log.info("model.came", extra={"model": name})
 

@@ -102,8 +102,15 @@ class Requests:
         own = {name: Own(tokenizer=tokenizer.fingerprint) for name, tokenizer in models.tokenizers.items()}
         self._agreement = Agreement(peers, {**own, **models.known}, models.incumbents)
         self._pooling = pooling = models.pooling
-        pooled = {} if pooling is None else {name: one.pooling for name, one in pooling.models.items()}
-        self.catalogue = Catalogue(models.tokenizers, self._agreement, models.aliases, pooled, models.patterns)
+        pooled = {} if pooling is None else {name: one.tokenizer.facts for name, one in pooling.models.items()}
+        self.catalogue = Catalogue(
+            models.tokenizers,
+            self._agreement,
+            models.aliases,
+            pooled,
+            models.patterns,
+            num_pooling=self._num_pooling,
+        )
         self._settings = settings
         self.hosts = Hosts(
             lambda model: bool(self.catalogue.fingerprint(model)) or (pooling is not None and pooling.is_ready(model)),
@@ -239,11 +246,11 @@ class Requests:
     @property
     def ready_workers(self) -> dict[str, int]:
         found: dict[str, int] = {role: len(self.means.placer.workers(role)) for role in (Role.PREFILL, Role.DECODE)}
-        return found | ({Role.POOL: self._num_pooling} if self.catalogue.pooled else {})
+        return found | ({Role.POOL: self._num_pooling()} if self.catalogue.pooled else {})
 
-    @property
-    def _num_pooling(self) -> int:
-        return 0 if self._pooling is None else self._pooling.num_ready
+    def _num_pooling(self, name: str = "") -> int:
+        """Ready workers of one model that pools, or of all."""
+        return 0 if self._pooling is None else self._pooling.num_ready_of(name)
 
     @property
     def differences(self) -> list[Difference]:
@@ -260,11 +267,14 @@ class Requests:
         if not self.means.bus.connected:
             return "no connection to NATS"
         names = self.catalogue.names
-        if any(map(self.catalogue.fingerprint, names)) or (not names and self._agreement.ready(Role.DECODE)):
+        pooled = self.catalogue.pooled
+        takes_any = not names and not pooled
+        if any(map(self.catalogue.fingerprint, names)) or (takes_any and self._agreement.ready(Role.DECODE)):
             return ""
-        if self._num_pooling:
+        if self._num_pooling() or self.hosts.offers_any(self.catalogue.own_names):
             return ""
-        return "" if self.hosts.offers_any(self.catalogue.own_names) else _nobody("no decode worker", self.differences)
+        wanted = [role for role, here in ((Role.DECODE, not pooled or names), (Role.POOL, pooled)) if here]
+        return _nobody(f"no {' or '.join(wanted)} worker", self.differences)
 
     def turn_away(
         self, tenant: Tenant, *, priority: int, first_token_s: float = math.inf, model: str | None = None

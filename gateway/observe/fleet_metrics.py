@@ -95,6 +95,10 @@ COUNTERS: dict[str, tuple[str, Callable[[WorkerState], float]]] = {
         lambda state: state.totals.preemptions,
     ),
     "baton_worker_failed_steps": ("Forward passes without results", lambda state: state.totals.failed_steps),
+    "baton_worker_dropped_inputs": (
+        "Texts that no pass computed, as nobody waited for them",
+        lambda state: state.totals.dropped_inputs,
+    ),
     "baton_worker_out_of_memory": ("Those of them for lack of memory", lambda state: state.totals.out_of_memory),
     "baton_worker_refused_handoffs": (
         "Handoffs refused: stale, expired, incomplete or wrong",

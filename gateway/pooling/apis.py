@@ -41,10 +41,12 @@ class Asking:
     scope: RequestScope
     headers: dict[str, str] = field(default_factory=dict)
     used: Counter[str] = field(default_factory=Counter)  # tokens, by model
+    questions: int = 0
 
     async def rows(self, wish: Wish) -> Rows:
         """Raises as `Answering.answer`."""
-        rows = await self.answering.answer(wish, self.scope)
+        index, self.questions = self.questions, self.questions + 1
+        rows = await self.answering.answer(wish, self.scope, index=index)
         self.headers |= rows.headers
         self.used[rows.model] += rows.num_tokens
         return rows

@@ -1,36 +1,47 @@
 """Workers that pool, as one gateway asks them: by what it waits for from each, in pieces, again where one is lost.
 
-Nothing is kept of a request at a worker, so another one may always be asked.
+Nothing is kept of a request at a worker, so another one may always be asked. A piece that nobody waits for is cancelled there.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import itertools
+import random
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
+from msgspec import UNSET
 
 from common import subjects
 from common.bus import Bus
 from common.errors import (
     DeadlineExceededError,
     OverloadedError,
+    ServingError,
     StepFailedError,
     UnavailableError,
     error_from_code,
 )
-from common.messages import Ack, Pool, Pooled, WorkerState, pooled_decoder
+from common.messages import Ack, Cancel, Pool, Pooled, WorkerState, pooled_decoder
 from common.peers import Peers
+from common.tracing import Attributes, NoTracer, Tracer, child_of
+from gateway.http.exchange import RequestTrace
+from gateway.request.attempt import AttemptLine
+from gateway.request.timeline import Timeline
 from gateway.tenants.tenants import Tenant
 
 MAX_ATTEMPTS = 3
 ANSWER_S = 50.0  # NATS lets a worker answer for a minute
 WINDOW_TOKENS = 1 << 16  # at one worker, from one gateway
+# A worker hears 256 messages at a time, and one that cancels must not wait behind the others.
+WINDOW_PIECES = 192
+PLACED = "room"  # the placement's reason: the worker that is asked least had room
 MAX_WAITING_TOKENS = 1 << 22
 PIECE_TOKENS, PIECE_INPUTS, PIECE_BYTES = 1 << 14, 1024, 1 << 19
 MAX_ANSWER_BYTES = 7 << 20  # NATS carries 8 MB at a time
@@ -46,6 +57,7 @@ class Turn:
     tenant: Tenant
     until: float  # `time.monotonic()`
     priority: int = 0
+    line: Timeline | None = None  # gets each attempt at a piece
 
 
 @dataclass(slots=True, order=True)
@@ -62,9 +74,13 @@ class PoolingFleet:
 
     max_answer_bytes = MAX_ANSWER_BYTES
 
-    def __init__(self, bus: Bus, peers: Peers, ready: Ready, *, gateway_id: str) -> None:
+    def __init__(self, bus: Bus, peers: Peers, ready: Ready, *, gateway_id: str, tracer: Tracer | None = None) -> None:
         self._bus, self._ready, self._gateway_id = bus, ready, gateway_id
+        self._tracer = tracer or NoTracer()
         self._asked = Counter[str]()  # tokens by worker, each given back by who asked
+        self._pieces = Counter[str]()  # pieces by worker
+        self._names = itertools.count(random.getrandbits(40))  # pieces' numbers, unlike another gateway's
+        self._cancelling = set[asyncio.Task[None]]()
         self._running = defaultdict[str, set[asyncio.Future[Pooled | Ack]]](set)
         self._waiting = list[_Ticket]()
         self._waiting_tokens = 0
@@ -100,22 +116,54 @@ class PoolingFleet:
 
         Raises UnavailableError without a ready worker, DeadlineExceededError, and what the worker of the last attempt answers.
         """
-        tokens, tried = sum(map(len, message.inputs)) // 4, list[str]()
+        tokens, tried, because = sum(map(len, message.inputs)) // 4, list[str](), ""
+        name = f"{message.request_id}-{next(self._names)}"
         while True:
-            worker = await self._place(tokens, turn, tried)
+            traceparent = message.traceparent or ""
+            context = child_of(traceparent) if self._tracer.wants(traceparent) else traceparent
+            line = AttemptLine(
+                number=len(tried) + 1,
+                began_at=time.monotonic(),
+                because=because,
+                prefill="",
+                decode=[],
+                reason=PLACED,
+                prompt_tokens=tokens,
+                traceparent=context,
+            )
+            if turn.line is not None:
+                turn.line.began(line)
+            outcome = "cancelled"
             try:
-                return await self._attempt(worker, message, turn.until)
-            except (UnavailableError, StepFailedError, OverloadedError):
-                tried.append(worker)
+                worker = await self._place(tokens, turn, tried)
+                line.prefill, line.published_at = worker, time.monotonic()
+                try:
+                    piece = msgspec.structs.replace(message, request_id=name, traceparent=context or UNSET)
+                    reply = await self._attempt(worker, piece, turn.until)
+                finally:
+                    self._give_back(worker, tokens)
+                _answered(line, reply)
+                outcome = "ok"
+                return reply
+            except ServingError as error:
+                outcome = because = f"{error.code}: {error.message}"
+                if not line.prefill or not isinstance(error, UnavailableError | StepFailedError | OverloadedError):
+                    raise
+                tried.append(line.prefill)
                 if len(tried) >= MAX_ATTEMPTS:
                     raise
             finally:
-                self._give_back(worker, tokens)
+                line.ended_at, line.outcome = time.monotonic(), outcome
+
+    def _take(self, worker: str, tokens: int) -> None:
+        self._asked[worker] += tokens
+        self._pieces[worker] += 1
 
     def _give_back(self, worker: str, tokens: int) -> None:
         self._asked[worker] -= tokens
-        if not self._asked[worker]:
-            del self._asked[worker]
+        self._pieces[worker] -= 1
+        if not self._pieces[worker]:
+            del self._asked[worker], self._pieces[worker]
         self._start()
 
     async def _attempt(self, worker: str, message: Pool, until: float) -> Pooled:
@@ -129,6 +177,7 @@ class PoolingFleet:
         try:
             reply = await task
         except asyncio.CancelledError:
+            self._cancel(worker, message)
             asking = asyncio.current_task()
             if asking is not None and asking.cancelling():
                 raise
@@ -143,11 +192,24 @@ class PoolingFleet:
             raise error_from_code(reply.code, reply.message)
         return reply
 
+    def _cancel(self, worker: str, piece: Pool) -> None:
+        """Tell a worker that nobody waits for a piece any more."""
+        task = asyncio.create_task(self._tell(subjects.order(worker, self._gateway_id), piece))
+        self._cancelling.add(task)
+        task.add_done_callback(self._cancelling.discard)
+
+    async def _tell(self, subject: str, piece: Pool) -> None:
+        message = Cancel(
+            request_id=piece.request_id, attempt=1, gateway=self._gateway_id, traceparent=piece.traceparent
+        )
+        with contextlib.suppress(ServingError):  # then it is computed, and nobody reads it
+            await self._bus.publish(subject, message)
+
     async def _place(self, tokens: int, turn: Turn, tried: Sequence[str]) -> str:
         """The worker for so many tokens, charged with them, once one has room. Raises UnavailableError, DeadlineExceededError."""
         worker = None if self._waiting else self._with_room(tokens, tried)
         if worker is not None:
-            self._asked[worker] += tokens
+            self._take(worker, tokens)
             return worker
         may: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         begins = max(self._tags[turn.tenant.name], self._begun)
@@ -181,7 +243,7 @@ class PoolingFleet:
                 return
             heapq.heappop(self._waiting)
             self._begun = max(self._begun, first.begins)
-            self._asked[worker] += first.tokens
+            self._take(worker, first.tokens)
             first.may.set_result(worker)
         self._tags.clear()
         self._begun = 0.0
@@ -193,11 +255,19 @@ class PoolingFleet:
         best = min(names, key=lambda name: self._asked[name], default=None)
         if best is None or (self._asked[best] and self._asked[best] + tokens > WINDOW_TOKENS):
             return None
-        return best
+        return best if self._pieces[best] < WINDOW_PIECES else None
 
     def _lost(self, worker: str, _: int) -> None:
         for task in self._running.get(worker, ()):
             task.cancel()
+
+
+def _answered(line: AttemptLine, reply: Pooled) -> None:
+    """Note an answer, and what the worker says of its time: it got the piece that long before."""
+    now = time.monotonic()
+    line.claimed_by, line.worker_queue_ms, line.prefill_ms = line.prefill, reply.queue_ms, reply.compute_ms
+    line.claimed_at = max(line.published_at or now, now - (reply.queue_ms + reply.compute_ms) / 1000)
+    line.first_token_at = now
 
 
 def pieces(counts: Sequence[int], *, workers: int, row_bytes: int, rows_a_token: bool) -> list[slice]:
@@ -213,3 +283,28 @@ def pieces(counts: Sequence[int], *, workers: int, row_bytes: int, rows_a_token:
             begin, tokens, size = at, 0, 0
         tokens, size = tokens + count, size + answer
     return [*found, slice(begin, len(counts))]
+
+
+def ended_well(line: Timeline) -> None:
+    """Note the answer's instant, and the way to it of the piece that came last."""
+    last = max(line.attempts, key=lambda attempt: attempt.first_token_at or 0.0, default=None)
+    line.first_token_at = time.monotonic()
+    if last is not None and last.published_at is not None:
+        waited_ms = 1000 * (last.published_at - line.submitted_at)
+        line.phases |= {"queue": waited_ms + (last.worker_queue_ms or 0.0), "prefill": last.prefill_ms or 0.0}
+
+
+def described(line: Timeline, trace: RequestTrace) -> Attributes:
+    """Attributes of a request's span, its questions together."""
+    if not trace.is_recorded:
+        return {}
+    known = trace.attributes
+    workers = {attempt.claimed_by for attempt in line.attempts} - {""}
+    before = known.get("baton.pool.workers", [])
+    tokens = known.get("gen_ai.usage.input_tokens", 0)
+    return {
+        "gen_ai.request.model": line.model,
+        "gen_ai.response.model": line.model,
+        "gen_ai.usage.input_tokens": line.prompt_tokens + (tokens if isinstance(tokens, int) else 0),
+        "baton.pool.workers": sorted(workers | set(before if isinstance(before, list) else [])),
+    }

@@ -13,44 +13,49 @@ from common.errors import ServingError
 from gateway.http.api import ApiPart, post
 from gateway.http.application import Routes
 from gateway.http.body import BodyLimits, read_fields
-from gateway.http.exchange import request_scope
+from gateway.http.exchange import CLIENT_LEFT, ClientLeftError, request_scope, unless_gone
 from gateway.http.fields import ignored_header
-from gateway.http.problem import json_response
+from gateway.http.problem import answer_of
 from gateway.observe.metrics import GatewayMetrics
 from gateway.pooling.apis import Api, Asking
+from gateway.pooling.ollama import OllamaEmbed
 from gateway.pooling.scores import Classify, Predict, Rerank, Score
 from gateway.pooling.service import Answering
+from gateway.pooling.similarity import Similarity
 from gateway.pooling.sparse import TeiSparse
-from gateway.pooling.vectors import SCHEMAS, CohereEmbed, Embeddings, OllamaEmbed, Pooled, TeiEmbed
+from gateway.pooling.vectors import SCHEMAS, CohereEmbed, Embeddings, Pooled, TeiEmbed
 from modelfiles.pooling import EMBED, TOKENS
 
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """An API at a path; `dialect` is its name in metrics, `error` the form of its errors."""
+    """An API at a path; `dialect` is its name in metrics, `operation` in traces, `error` the form of its errors."""
 
     api: Api[Any]
     dialect: str
+    operation: str = "embeddings"
     error: str = "Error"
 
 
 PATHS: Mapping[str, Path] = {
     "/v1/embeddings": Path(Embeddings(), "openai"),
-    "/pooling": Path(Pooled(), "vllm"),
-    "/score": Path(Score(), "vllm"),
-    "/v1/score": Path(Score(), "vllm"),
-    "/classify": Path(Classify(), "vllm"),
-    "/v1/classify": Path(Classify(), "vllm"),
-    "/rerank": Path(Rerank(shows=True), "jina"),
-    "/v1/rerank": Path(Rerank(shows=True), "jina"),
-    "/v2/rerank": Path(Rerank(shows=False), "cohere"),
-    "/v2/embed": Path(CohereEmbed(), "cohere"),
+    "/pooling": Path(Pooled(), "vllm", "pooling"),
+    "/score": Path(Score(), "vllm", "score"),
+    "/v1/score": Path(Score(), "vllm", "score"),
+    "/classify": Path(Classify(), "vllm", "classify"),
+    "/v1/classify": Path(Classify(), "vllm", "classify"),
+    "/rerank": Path(Rerank(shows=True), "jina", "rerank"),
+    "/v1/rerank": Path(Rerank(shows=True), "jina", "rerank"),
+    "/v2/rerank": Path(Rerank(shows=False), "cohere", "rerank"),
+    "/v1/embed": Path(CohereEmbed(version=1), "cohere"),
+    "/v2/embed": Path(CohereEmbed(version=2), "cohere"),
     "/embed": Path(TeiEmbed(EMBED), "tei"),
     "/embed_all": Path(TeiEmbed(TOKENS), "tei"),
     "/embed_sparse": Path(TeiSparse(), "tei"),
-    "/predict": Path(Predict(), "tei"),
-    "/api/embed": Path(OllamaEmbed(is_single=False), "ollama", "OllamaError"),
-    "/api/embeddings": Path(OllamaEmbed(is_single=True), "ollama", "OllamaError"),
+    "/similarity": Path(Similarity(), "tei", "score"),
+    "/predict": Path(Predict(), "tei", "classify"),
+    "/api/embed": Path(OllamaEmbed(is_single=False), "ollama", error="OllamaError"),
+    "/api/embeddings": Path(OllamaEmbed(is_single=True), "ollama", error="OllamaError"),
 }
 
 
@@ -76,15 +81,23 @@ class PoolingRoutes:
         )
 
     async def _answer(self, name: str, path: Path, request: Request) -> Response:
-        self._metrics.asked(path.dialect, name)
         body = await read_fields(request, self._body_limits, path.api.body, ignores_unknown=self._ignores_unknown)
+        return await self.answer(name, path, request, body)
+
+    async def answer(self, name: str, path: Path, request: Request, body: Any) -> Response:
+        """Answer a body, and count it. Raises ServingError."""
+        self._metrics.asked(path.dialect, name)
         asking = Asking(self._answering, request_scope(request.scope))
+        model = str(getattr(body, "model", ""))
         try:
-            told = await path.api.answer(body, asking)
+            told = await unless_gone(request, path.api.answer(body, asking))
         except ServingError as error:
-            self._metrics.failed(error.code, model=str(getattr(body, "model", "")))
+            self._metrics.failed(error.code, model=model)
             raise
+        except ClientLeftError:
+            self._metrics.failed("client_left", model=model)
+            return Response(status_code=CLIENT_LEFT)
         for model, tokens in asking.used.items():
             self._metrics.tokens.add(model, prompt=tokens, generated=0, cached=0)
             self._metrics.finished(model, "stop")
-        return json_response(told, headers={**asking.headers, **ignored_header(body)})
+        return answer_of(told, headers={**asking.headers, **ignored_header(body)})

@@ -34,8 +34,12 @@ Instruction = Annotated[StrictStr, Field(max_length=4096)]
 Count = Annotated[Whole, Field(ge=1, le=MAX_TOKEN_IDS)]
 
 
-async def scored(asking: Asking, wish: Wish, pairs: Sequence[tuple[str, str]]) -> tuple[list[float], Rows]:
+async def scored(
+    asking: Asking, wish: Wish, pairs: Sequence[tuple[str, str]], *, prompts: Mapping[str, str] | None = None
+) -> tuple[list[float], Rows]:
     """The score of each pair, as the wish says, whose inputs and work are set here.
+
+    `prompts`: before a vector's `query` and `document`; None: the model's of these names.
 
     Raises as `Answering.answer`, and InvalidRequestError if the model has several labels.
     """
@@ -61,8 +65,12 @@ async def scored(asking: Asking, wish: Wish, pairs: Sequence[tuple[str, str]]) -
         return [floats(values)[0] for values in rows.values], rows
     sides = [list(dict.fromkeys(side)) for side in zip(*pairs, strict=True)]
     whole = replace(wish.fitting, document=None)
+
+    def fitted(kind: str, fitting: Fitting) -> Fitting:
+        return _of_side(found.pooling, fitting, kind) if prompts is None else replace(fitting, prompt=prompts[kind])
+
     asked = [
-        replace(wish, inputs=side, work=EMBED, fitting=_of_side(found.pooling, fitting, kind))
+        replace(wish, inputs=side, work=EMBED, fitting=fitted(kind, fitting))
         for side, kind, fitting in zip(sides, ("query", "document"), (whole, wish.fitting), strict=True)
     ]
     of_queries, of_documents = [await asking.rows(one) for one in asked]
@@ -269,6 +277,13 @@ class Classify:
         return await written(rows, told)
 
 
+class PredictParameters(StrictFields):
+    """Hugging Face's `parameters` of a classification."""
+
+    top_k: Count | None = None
+    function_to_apply: Literal["none"] | None = None  # "none": scores without the model's activation
+
+
 class PredictRequest(StrictFields):
     """Body of POST /predict, TEI's: a text, a pair, or a list of lists of one or two texts."""
 
@@ -281,6 +296,7 @@ class PredictRequest(StrictFields):
     raw_scores: StrictBool = False
     truncate: StrictBool = False
     truncation_direction: Side = "right"
+    parameters: PredictParameters = Field(default_factory=PredictParameters)
     _given: list[PooledText] = PrivateAttr(default_factory=list)
 
     @property
@@ -317,10 +333,15 @@ class Predict:
         labels = asking.answering.find(body.model, CLASSIFY).pooling.labels
         fitting = cut(body.truncate, from_left=body.truncation_direction == "left")
         wish = Wish(
-            model=body.model, inputs=body.given, work=CLASSIFY, name="inputs", is_raw=body.raw_scores, fitting=fitting
+            model=body.model,
+            inputs=body.given,
+            work=CLASSIFY,
+            name="inputs",
+            is_raw=body.raw_scores or body.parameters.function_to_apply == "none",
+            fitting=fitting,
         )
         rows = await asking.rows(wish)
-        found = [_sorted(floats(values), labels) for values in rows.values]
+        found = [_sorted(floats(values), labels)[: body.parameters.top_k] for values in rows.values]
         return found if body.is_batch else found[0]
 
 

@@ -13,16 +13,17 @@ from typing import Protocol
 from msgspec import UNSET
 
 from common.bus import Bus
-from common.errors import DeadlineExceededError, InvalidRequestError, UnavailableError
+from common.errors import DeadlineExceededError, InvalidRequestError, ServingError, UnavailableError
 from common.messages import Pool, Pooled, WorkerState
 from common.peers import Peers
+from common.tracing import Tracer
 from common.words import Role
 from gateway.answers.answer import charge
 from gateway.answers.catalogue import Catalogue
 from gateway.http.exchange import RequestScope
 from gateway.http.problem import ForbiddenError, ModelNotFoundError
 from gateway.placement.agreement import Agreement, Own
-from gateway.pooling.fleet import PoolingFleet, Turn, pieces
+from gateway.pooling.fleet import PoolingFleet, Turn, described, ended_well, pieces
 from gateway.pooling.texts import Fitting, PooledText, PooledTexts, TextTokenizer
 from gateway.request.spec import NOT_ALLOWED, Loads
 from gateway.request.timeline import Timeline, Timelines
@@ -31,6 +32,7 @@ from gateway.tenants.tenants import Tenant
 from modelfiles.pooling import CLASSIFY, CLASSIFY_TOKENS, EACH, EMBED, LEXICAL, Pooling
 
 FLOAT_BYTES = 4
+GIVEN_UP = "nobody waits for it any more"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,9 +109,10 @@ class PoolingModels:
         known: Mapping[str, Own],
         *,
         gateway_id: str,
+        tracer: Tracer | None = None,
     ) -> None:
         self.agreement = Agreement(peers, known)
-        self._new_fleet = partial(PoolingFleet, bus, peers, gateway_id=gateway_id)
+        self._new_fleet = partial(PoolingFleet, bus, peers, gateway_id=gateway_id, tracer=tracer)
         self._fleets: dict[str, PoolingFleet] = {}  # also of models that went: they listen to peers for ever
         self._called = {name: own.called or name for name, own in known.items()}
         self.models = {name: self._model(name, tokenizer) for name, tokenizer in tokenizers.items()}
@@ -142,6 +145,10 @@ class PoolingModels:
     def num_ready(self) -> int:
         """Ready workers of all models."""
         return len(self.agreement.ready(Role.POOL)) if self.models else 0
+
+    def num_ready_of(self, name: str) -> int:
+        """Ready workers of one model; "": of all."""
+        return len(self._ready(name)) if name else self.num_ready
 
     def find(self, name: str) -> PooledModel | None:
         """A model by its name; "" is the only one."""
@@ -180,27 +187,34 @@ class Answering:
         """A model that does such work, or any. Raises ModelNotFoundError, InvalidRequestError."""
         catalogue = self._catalogue
         meant = name if catalogue is None else catalogue.pooled_name(name) or name
-        model = None if self._models is None else self._models.find(meant)
+        model = None if self._models is None else self._models.find(meant) or self._only(name, work)
         if model is None:
-            pools = ", ".join(map(repr, self._models.models)) if self._models is not None else ""
-            if catalogue is not None and name in catalogue:
-                remedy = f"{pools} can" if pools else "serve a model of embeddings beside it"
-                raise InvalidRequestError(
-                    f"the model {name!r} generates text and does not support embeddings or scores: {remedy}",
-                    param="model",
-                )
-            if catalogue is not None and catalogue.is_coming(name):
-                raise UnavailableError(f"the model {name!r} may be here in a moment: ask again")
-            raise ModelNotFoundError(
-                f"the model {name!r} does not exist; for vectors and scores this gateway serves {pools or 'none'}",
-                param="model",
-            )
+            raise self._missing(name)
         if work and work not in model.pooling.works:
             raise InvalidRequestError(_elsewhere(model, work), param="model")
         return model
 
-    async def answer(self, wish: Wish, scope: RequestScope) -> Rows:
-        """The rows of all inputs.
+    def _missing(self, name: str) -> ServingError:
+        pools = ", ".join(map(repr, self._models.models)) if self._models is not None else ""
+        if self._catalogue is not None and name in self._catalogue:
+            remedy = f"{pools} can" if pools else "serve a model of embeddings beside it"
+            said = f"the model {name!r} generates text and does not support embeddings or scores: {remedy}"
+            return InvalidRequestError(said, param="model")
+        if self._catalogue is not None and self._catalogue.is_coming(name):
+            return UnavailableError(f"the model {name!r} may be here in a moment: ask again")
+        said = f"the model {name!r} does not exist" if name or not pools else "several models are served: name one"
+        return ModelNotFoundError(
+            f"{said}; for vectors and scores this gateway serves {pools or 'none'}",
+            param="model",
+        )
+
+    def _only(self, name: str, work: str) -> PooledModel | None:
+        """The only model that does such work, for a request that names none."""
+        does = [one for one in self._models.models.values() if work in one.pooling.works] if self._models else []
+        return does[0] if len(does) == 1 and not name and work else None
+
+    async def answer(self, wish: Wish, scope: RequestScope, *, index: int = 0) -> Rows:
+        """The rows of all inputs. `index`: how many questions of this request came before.
 
         Raises ModelNotFoundError, InvalidRequestError, ContextLengthError; OverloadedError and RateLimitedError, before anything
         is computed; UnavailableError, DeadlineExceededError, and StepFailedError if a worker's passes fail.
@@ -209,7 +223,7 @@ class Answering:
         _check_dimensions(wish.dimensions, model.pooling)
         until = time.monotonic() + self._deadline_s
         async with self._loaded(model.name, scope.tenant, until):
-            return await self._answered(model, wish, scope, until)
+            return await self._answered(model, wish, scope, until, index=index)
 
     @asynccontextmanager
     async def _loaded(self, model: str, tenant: Tenant, until: float) -> AsyncIterator[None]:
@@ -228,7 +242,7 @@ class Answering:
         with loads.using(model):
             yield
 
-    async def _answered(self, model: PooledModel, wish: Wish, scope: RequestScope, until: float) -> Rows:
+    async def _answered(self, model: PooledModel, wish: Wish, scope: RequestScope, until: float, *, index: int) -> Rows:
         """The rows, by the workers that are there."""
         pooling, longest = model.pooling, model.fleet.longest
         if longest is None:
@@ -237,11 +251,10 @@ class Answering:
         if wish.work in EACH:
             _check_rows(texts, model.fleet.max_answer_bytes // (FLOAT_BYTES * pooling.width_of(wish.work)), wish.name)
         model.fleet.turn_away(texts.tokens)
-        charged = await charge(
-            self._budgets, scope.tenant, scope.request_id, tokens=texts.tokens, ttl_s=self._deadline_s
-        )
+        name = f"{scope.request_id}-{index}" if index else scope.request_id
+        charged = await charge(self._budgets, scope.tenant, name, tokens=texts.tokens, ttl_s=self._deadline_s)
         line = Timeline(
-            request_id=scope.request_id,
+            request_id=name,
             received_at=scope.received_at,
             submitted_at=time.monotonic(),
             prompt_tokens=texts.tokens,
@@ -249,18 +262,25 @@ class Answering:
             asker=scope.tenant,
             model=model.name,
         )
-        turn = Turn(tenant=scope.tenant, until=until, priority=min(wish.priority, scope.tenant.max_priority))
+        priority = min(wish.priority, scope.tenant.max_priority)
+        turn = Turn(tenant=scope.tenant, until=until, priority=priority, line=line)
         self._timelines.start(line)
-        error: BaseException | None = None
+        used, error, cancelled = None, None, ""
         try:
             values, width = await _computed(model, wish, texts, turn, scope)
+            used = texts.tokens
+            ended_well(line)
+        except asyncio.CancelledError as left:
+            cancelled = str(left.args[0]) if left.args else GIVEN_UP
+            raise
         except BaseException as failure:
             error = failure
             raise
         finally:
             if charged is not None:
-                charged.settle(texts.tokens if error is None else None)
-            self._timelines.end(line, error=error)
+                charged.settle(used)
+            self._timelines.end(line, error=error, cancelled=cancelled)
+            scope.trace.attributes |= described(line, scope.trace)
         headers = charged.headers if charged is not None else {}
         return Rows(
             values=values, width=width, tokens=[one.count for one in texts.inputs], model=model.name, headers=headers

@@ -11,6 +11,8 @@ from tokenizers import Encoding, Tokenizer
 
 from common.blocks import pack_tokens, tokenizer_fingerprint, unpack_tokens
 from common.errors import InvalidRequestError, OverloadedError
+from gateway.answers.catalogue import PooledFacts
+from gateway.answers.tokenizer import Saved, saved_as
 from gateway.http.problem import ContextLengthError
 from gateway.pooling.late import Marked
 from gateway.pooling.pairs import PairTemplate, read_pair_template
@@ -18,6 +20,7 @@ from modelfiles.files import CONFIG, TOKENIZER, TOKENIZER_CONFIG, read_file, rea
 from modelfiles.pooling import SIDES, Pooling, read_pooling
 
 TEXTS_AT_ONCE = 64  # texts of one thread's turn
+SHORT_CHARS = 500  # tokenised sooner than a thread is switched
 MAX_HELD_CHARS = 64 << 20  # characters of waiting texts, of all requests
 
 # One input: a text, a pair of texts, or tokens as they are.
@@ -78,6 +81,7 @@ class TextTokenizer:
     _pairs: PairTemplate | None = None
     # A token behind each text, which tokenizer_config.json asks for and tokenizer.json may forget (e5-mistral).
     _end: int | None = None
+    saved: Saved = field(default_factory=Saved)
     _held: _Held = field(default_factory=_Held)
 
     @classmethod
@@ -89,10 +93,16 @@ class TextTokenizer:
         tokenizer = Tokenizer.from_str(raw.decode("utf-8"))
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        vocab_size = int(read_json(folder, CONFIG).get("vocab_size") or tokenizer.get_vocab_size())
+        config = read_json(folder, CONFIG)
+        vocab_size = int(config.get("vocab_size") or tokenizer.get_vocab_size())
         pooling = read_pooling(folder)
         pairs = read_pair_template(folder, tokenizer, raw, pooling)
-        return cls(tokenizer_fingerprint(raw), pooling, vocab_size, tokenizer, pairs, _end_of(folder, tokenizer))
+        end = _end_of(folder, tokenizer)
+        return cls(tokenizer_fingerprint(raw), pooling, vocab_size, tokenizer, pairs, end, saved_as(config))
+
+    @property
+    def facts(self) -> PooledFacts:
+        return PooledFacts(pooling=self.pooling, saved=self.saved, vocab_size=self.vocab_size)
 
     @property
     def takes_instruction(self) -> bool:
@@ -109,19 +119,26 @@ class TextTokenizer:
             raise OverloadedError("too many texts wait to be tokenised")
         self._held.chars += chars
         try:
-            slices = [given[at : at + TEXTS_AT_ONCE] for at in range(0, len(given), TEXTS_AT_ONCE)]
-            made = await asyncio.gather(
-                *(
-                    asyncio.to_thread(self._inputs, part, fitting, longest, name, at * TEXTS_AT_ONCE)
-                    for at, part in enumerate(slices)
-                )
-            )
+            if chars <= SHORT_CHARS and self._pairs is None:
+                made = [self._inputs(given, fitting, longest, name, 0)]
+            else:
+                made = await self._apart(given, fitting, longest, name)
         finally:
             self._held.chars -= chars
         skipped = 0
         if fitting.prompt and not self.pooling.prompts.are_pooled:
             skipped = _opening(self._tokenizer.encode(fitting.prompt))
         return PooledTexts(inputs=[one for part in made for one in part], skipped=skipped)
+
+    async def _apart(self, given: Sequence[PooledText], fitting: Fitting, longest: int, name: str) -> list[list[Input]]:
+        """The inputs of each slice, in threads."""
+        slices = [given[at : at + TEXTS_AT_ONCE] for at in range(0, len(given), TEXTS_AT_ONCE)]
+        return await asyncio.gather(
+            *(
+                asyncio.to_thread(self._inputs, part, fitting, longest, name, at * TEXTS_AT_ONCE)
+                for at, part in enumerate(slices)
+            )
+        )
 
     def _inputs(
         self, given: Sequence[PooledText], fitting: Fitting, longest: int, name: str, first: int
@@ -202,7 +219,7 @@ class TextTokenizer:
         return pairs.tokens(query, document, instruction, room, from_left=fitting.from_left)
 
     def _encoded(self, texts: list[str | tuple[str, str]]) -> list[Encoding]:
-        return self._tokenizer.encode_batch(texts) if texts else []
+        return self._tokenizer.encode_batch_fast(texts) if texts else []
 
 
 def _check_length(count: int, most: int, longest: int, name: str, at: int) -> None:

@@ -1,4 +1,4 @@
-"""APIs for vectors: OpenAI's, Cohere's, vLLM's /pooling, TEI's and Ollama's."""
+"""APIs for vectors: OpenAI's, Cohere's, vLLM's /pooling and TEI's."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from gateway.pooling.texts import Fitting, PooledText
 from modelfiles.pooling import CLASSIFY_TOKENS, EACH, EMBED, TOKENS
 from modelfiles.scoring import EACH_STEP
 
-_TEXT = {"type": "string", "minLength": 1}
+TEXT_SCHEMA = {"type": "string", "minLength": 1}
 _IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "maximum": 2**32 - 1}}
 INPUT_SCHEMA: Json = {
     "anyOf": [
-        _TEXT,
+        TEXT_SCHEMA,
         _IDS,
-        *({"type": "array", "minItems": 1, "maxItems": MAX_POOLED_INPUTS, "items": one} for one in (_TEXT, _IDS)),
+        *({"type": "array", "minItems": 1, "maxItems": MAX_POOLED_INPUTS, "items": one} for one in (TEXT_SCHEMA, _IDS)),
     ]
 }
 Label = Annotated[StrictStr, Field(max_length=1024)]
@@ -175,7 +175,7 @@ class Pooled:
 
 
 class CohereEmbedRequest(StrictFields):
-    """Body of POST /v2/embed, Cohere's."""
+    """Body of POST /v1/embed and /v2/embed, Cohere's."""
 
     unsupported: ClassVar[dict[str, str]] = {"images": "only text is read", "inputs": "send texts"}
 
@@ -193,9 +193,12 @@ class CohereEmbed:
     """Cohere's vectors: a prompt by the input's type, where the model has one of that name."""
 
     body = CohereEmbedRequest
-    described: ClassVar[Json] = fields(
-        {"id": {"type": "string"}, "embeddings": {"type": "object"}, "texts": {"type": "array"}}
-    )
+
+    def __init__(self, *, version: int) -> None:
+        """`version`: of the API. The first one has a plain list of vectors, unless types of these are asked for."""
+        self._version = version
+        vectors = {"type": "object"} if version > 1 else {"type": ["array", "object"]}
+        self.described: Json = fields({"id": {"type": "string"}, "embeddings": vectors, "texts": {"type": "array"}})
 
     async def answer(self, body: CohereEmbedRequest, asking: Asking) -> Any:
         fitting = cut(body.truncate != "NONE", from_left=body.truncate == "START", longest=body.max_tokens)
@@ -218,9 +221,10 @@ class CohereEmbed:
 
         def told() -> Json:
             vectors = {kind: [forms[kind](one) for one in rows.values] for kind in body.embedding_types or ["float"]}
-            meta = {"api_version": {"version": "2"}, "billed_units": {"input_tokens": rows.num_tokens}}
-            head = {"id": str(uuid.uuid4()), "response_type": "embeddings_by_type"}
-            return {**head, "embeddings": vectors, "texts": body.texts, "meta": meta}
+            meta = {"api_version": {"version": str(self._version)}, "billed_units": {"input_tokens": rows.num_tokens}}
+            is_plain = self._version == 1 and body.embedding_types is None
+            head = {"id": str(uuid.uuid4()), "response_type": f"embeddings_{'floats' if is_plain else 'by_type'}"}
+            return {**head, "embeddings": vectors["float"] if is_plain else vectors, "texts": body.texts, "meta": meta}
 
         return await written(rows, told)
 
@@ -279,52 +283,6 @@ class TeiEmbed:
 
         def told() -> list[Any]:
             return [lists(one, rows.width) if is_each else numbers(one) for one in rows.values]
-
-        return await written(rows, told)
-
-
-class OllamaEmbedRequest(StrictFields):
-    """Body of POST /api/embed and /api/embeddings, Ollama's."""
-
-    inert: ClassVar[frozenset[str]] = frozenset({"options", "keep_alive"})
-    schemas: ClassVar[dict[str, dict[str, Any]]] = {"input": {"anyOf": [_TEXT, {"type": "array", "items": _TEXT}]}}
-
-    model: StrictStr
-    input: Any = None
-    prompt: StrictStr | None = None  # the older form's
-    truncate: StrictBool = True
-    dimensions: Dimensions | None = None
-
-    @field_validator("input")
-    @classmethod
-    def _texts(cls, given: Any) -> list[PooledText] | None:
-        return None if given is None else inputs_of(given)
-
-
-class OllamaEmbed:
-    """Ollama's vectors, of length 1; of one prompt in the older form."""
-
-    body = OllamaEmbedRequest
-
-    def __init__(self, *, is_single: bool) -> None:
-        self._is_single = is_single
-        self.described = fields({"embedding": LIST_OF_NUMBERS} if is_single else {"embeddings": {"type": "array"}})
-
-    async def answer(self, body: OllamaEmbedRequest, asking: Asking) -> Any:
-        began = time.monotonic_ns()
-        given = body.input or ([body.prompt] if body.prompt else [])
-        size = asking.answering.find(body.model, EMBED).pooling.size
-        if not given:
-            return {"embedding": []} if self._is_single else {"model": body.model, "embeddings": []}
-        wish = Wish(model=body.model, inputs=given, dimensions=body.dimensions or size, fitting=cut(body.truncate))
-        rows = await asking.rows(wish)
-
-        def told() -> Json:
-            if self._is_single:
-                return {"embedding": numbers(rows.values[0])}
-            told_ns = {"total_duration": time.monotonic_ns() - began, "load_duration": 0}
-            vectors = [numbers(one) for one in rows.values]
-            return {"model": body.model, "embeddings": vectors, **told_ns, "prompt_eval_count": rows.num_tokens}
 
         return await written(rows, told)
 

@@ -21,7 +21,7 @@ from gateway.answers.answer import Answer
 from gateway.answers.ask import Ask
 from gateway.answers.start import Answers
 from gateway.dialects.table import DialectTable, Entry
-from gateway.http.exchange import RequestScope, Way, fields_of, request_id_of, request_scope
+from gateway.http.exchange import LEFT, ClientLeftError, RequestScope, Way, fields_of, request_id_of, request_scope
 from gateway.http.fields import ignored_header
 from gateway.http.problem import INTERNAL, REFUSALS, ForbiddenError, UnauthorizedError, problem_of
 from gateway.observe.metrics import AnswerMetrics, GatewayMetrics
@@ -36,10 +36,6 @@ Wait = Callable[[Start], Awaitable[Any]]  # awaits a start where the client's le
 SERVED_BY = "x-baton-model"
 KEEP_ALIVE = "keep_alive"  # Ollama's field
 LEAST_LEFT_S = 0.001
-
-
-class ClientLeftError(Exception):
-    """The client disconnected before its answer started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +65,7 @@ class Begun:
             self.metrics.failed(error.code)
             raise
         finally:
-            self.answer.cancel("client disconnected")
+            self.answer.cancel(LEFT)
             self.metrics.ended()
 
 

@@ -21,18 +21,25 @@ from gateway.dialects.table import DialectTable, Entry, recognised
 from gateway.http.api import ApiPart
 from gateway.http.application import Handler, Routes, told_path
 from gateway.http.body import BodyLimits, checked, read_body, read_fields
-from gateway.http.exchange import BodyWriter, fields_of, request_scope
+from gateway.http.exchange import (
+    CLIENT_LEFT,
+    LEFT,
+    BodyWriter,
+    ClientLeftError,
+    disconnected,
+    fields_of,
+    request_scope,
+    unless_gone,
+)
 from gateway.http.fields import ignored_header
 from gateway.http.problem import INTERNAL, Problem, answer_of, problem_of
-from gateway.http.streaming import EVENTS, WrittenStream, disconnected, event, named_event
+from gateway.http.streaming import EVENTS, WrittenStream, event, named_event
 from gateway.observe.metrics import AnswerMetrics, GatewayMetrics
-from gateway.routes.door import Begun, ClientLeftError, Door, Loading, Start, Told
+from gateway.routes.door import Begun, Door, Loading, Told
 from gateway.routes.loading import LoadingStream
 
 log = logging.getLogger("baton.http")
 
-WATCH_AFTER_S = 0.02  # most answers have started by then
-CLIENT_LEFT = 499  # nobody reads this answer
 IDLE_EVENT_S = 10.0  # idle time before an event, up to twice this
 
 
@@ -91,7 +98,7 @@ class StreamedAnswer:
             self._delivery.stop()
         if self._waiting is not None:
             self._waiting.cancel()
-        self._answer.cancel("client disconnected")
+        self._answer.cancel(LEFT)
         self._metrics.ended()  # no-op if it was counted already
 
     # -- as the delivery's reader --------------------------------------------------------------------------------------
@@ -241,7 +248,7 @@ class ServingRoutes:
                 entry,
                 request_scope(request.scope),
                 read,
-                partial(_unless_gone, request),
+                partial(unless_gone, request),
                 tells_loading=entry.endpoint.stream_type == EVENTS,
             )
         except ClientLeftError:
@@ -294,36 +301,6 @@ def _refused_event(entry: Entry, request_id: str, problem: Problem) -> bytes:
 async def _made(entry: Entry, memory: Memory[Any] | None, begun: Begun) -> Any:
     told = await entry.endpoint.whole(begun.body, begun.answer)
     return told if memory is None else await memory.keep(begun.body, told)
-
-
-async def _unless_gone(request: Request, start: Start) -> Any:
-    """Start an answer, possibly after a wait. Raises ClientLeftError if the client disconnected meanwhile."""
-    asking, gone, is_gone = asyncio.current_task(), list[asyncio.Task[None]](), False
-    assert asking is not None
-
-    def look() -> None:
-        gone.append(asyncio.create_task(disconnected(request)))
-        gone[0].add_done_callback(leave)
-
-    def leave(_: object) -> None:
-        nonlocal is_gone
-        if waits:
-            is_gone = True
-            asking.cancel()
-
-    waits = True
-    timer = asyncio.get_running_loop().call_later(WATCH_AFTER_S, look)
-    try:
-        return await start
-    except asyncio.CancelledError:
-        if not is_gone or asking.uncancel():
-            raise
-        raise ClientLeftError from None
-    finally:
-        waits = False
-        timer.cancel()
-        for task in gone:
-            task.cancel()
 
 
 async def _whole(request: Request, making: Coroutine[Any, Any, Any], begun: Begun) -> Response:

@@ -25,7 +25,7 @@ from gateway.tenants.register import NOTHING, MadeKey, MadeTenant, Register
 
 DEFAULT = "default"
 # Addresses of one page.
-CONSOLE_PAGES = ("chat", "overview", "requests", "fleet", "models", "planner", "batches", "tenants")
+CONSOLE_PAGES = ("chat", "compare", "overview", "requests", "fleet", "models", "planner", "batches", "tenants")
 CONSOLE_DATA = ("/console/state", "/console/events", "/console/history", "/console/search")
 # Routes that need no key, the admin key, and the admin key if one is configured. Other console addresses are pages without data.
 OPEN_PATHS = ("/health", "/ready", "/metrics/pod")

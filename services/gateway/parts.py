@@ -89,7 +89,7 @@ async def started(
             levels=settings.levels(),
             keep_s=settings.model_keep_s,
         )
-        pooling = PoolingModels(bus, peers, texts, read_own(settings, texts), gateway_id=gateway_id)
+        pooling = PoolingModels(bus, peers, texts, read_own(settings, texts), gateway_id=gateway_id, tracer=tracer)
         served = OwnModels(
             tokenizers=tokenizers,
             known=models,

@@ -22,6 +22,7 @@ from services.runtime.models.named import brought
 from services.runtime.names import held, made_up, new_incarnation
 from services.runtime.settings import no_model
 from services.runtime.signals import ending_in_time, until_signalled
+from services.runtime.tracer import open_tracer
 from services.worker.process import FAILURES, see_only, served_model, worker_name
 from services.worker.settings import WorkerServiceSettings
 from worker.identity import Identity
@@ -46,6 +47,9 @@ async def run(settings: WorkerServiceSettings) -> None:
         held(bus, worker_name(bus, identity)) as still_free,
     ):
         engine = await asyncio.to_thread(build_engine, settings)
+        tracer = open_tracer(
+            settings.otlp_endpoint, service="pool", instance=identity.worker, rest_share=settings.trace_rest_share
+        )
         pooler = Pooler(
             bus=bus,
             identity=identity,
@@ -58,10 +62,14 @@ async def run(settings: WorkerServiceSettings) -> None:
                 ready_file=settings.ready_file,
             ),
             end_process=end_process,
+            tracer=tracer,
         )
         keep_what_is_loaded()
         await still_free()  # loading takes long
-        await pooler.run(stopping)
+        try:
+            await pooler.run(stopping)
+        finally:
+            await asyncio.to_thread(tracer.close)
 
 
 def batch_tokens(settings: WorkerServiceSettings) -> int:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -67,3 +68,29 @@ async def test_vectors_are_exact_and_near_where_texts_mean_the_same(minilm: Path
         command = (sys.executable, "-m", "cli.embed", str(file), "-o", str(array), "--url", running.url, "--batch", "2")
         await asyncio.to_thread(subprocess.run, command, cwd=ROOT, check=True, timeout=PATIENCE_S)
         np.testing.assert_allclose(np.load(array), found, atol=1e-5)
+
+
+async def test_the_retrieval_example_of_the_docs_finds_and_answers(minilm: Path, smollm2: Path, tmp_path: Path) -> None:
+    """As it is written, but for the address and the model that answers."""
+    served = ("--model", f"smollm2={smollm2}", "--model", str(minilm), "--device", "cpu", "--kv-memory-mb", "64")
+    async with up(None, tmp_path / "data", *served, "--kv-memory-mb", "64") as running:
+        await running.says("Baton serves smollm2, all-MiniLM-L6-v2")
+        [example] = re.findall(
+            r"^```python\n(import base64\n.*?)^```$",
+            (ROOT / "docs" / "embeddings.md").read_text(),
+            re.DOTALL | re.MULTILINE,
+        )
+        here = example.replace("http://127.0.0.1:8000", running.url)
+        here = here.replace('"demo"', '"smollm2"')
+        told = await asyncio.to_thread(
+            subprocess.run,
+            [sys.executable, "-c", here],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        assert told.returncode == 0, told.stderr
+        context, _, answer = told.stdout.partition("\n\n")
+        assert context.startswith("Paris is the capital of France.")
+        assert "Paris" in answer

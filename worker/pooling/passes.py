@@ -11,8 +11,9 @@ from typing import Protocol
 
 import torch
 
-from common.errors import DeadlineExceededError, OverloadedError, ServingError, StepFailedError
+from common.errors import DeadlineExceededError, OverloadedError, ServingError, StepFailedError, UnavailableError
 from common.messages import Pool, Pooled
+from common.tracing import Attributes, Children, NoTracer, Tracer
 from engine.pooling.engine import PoolingInput
 from modelfiles.pooling import Pooling
 from worker.device.pipeline import is_lost
@@ -38,8 +39,10 @@ class Pools(Protocol):
 class Passes:
     """Answers messages while `run` runs. Its numbers are for heartbeats."""
 
-    def __init__(self, engine: Pools, *, max_batch_tokens: int) -> None:
+    def __init__(self, engine: Pools, *, max_batch_tokens: int, tracer: Tracer | None = None, worker: str = "") -> None:
         self._engine, self._most = engine, max_batch_tokens
+        self._tracer, self._worker = tracer or NoTracer(), worker
+        self._ends = dict[str, asyncio.Future[None]]()  # by the names of messages
         self._some = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="passes")
         self.queue = Queue()
@@ -56,14 +59,28 @@ class Passes:
 
     async def answer(self, message: Pool) -> Pooled:
         """The rows of a message's inputs, or the reason that there are none."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        done.add_done_callback(_seen)
+        self._ends[message.request_id] = done
         self.answering += 1
         try:
-            return await self._answer(message)
+            return await self._answer(message, done)
         finally:
             self.answering -= 1
+            if self._ends.get(message.request_id) is done:
+                del self._ends[message.request_id]
 
-    async def _answer(self, message: Pool) -> Pooled:
+    def cancel(self, name: str) -> bool:
+        """Compute no input of a message that has not begun: nobody waits for it. False: it is not here."""
+        done = self._ends.get(name)
+        if done is None or done.done():
+            return False
+        done.set_exception(UnavailableError("nobody waits for it any more"))
+        return True
+
+    async def _answer(self, message: Pool, done: asyncio.Future[None]) -> Pooled:
         engine, now = self._engine, time.monotonic()
+        asked, outcome = Asked([], now, now, done), ""
         try:
             if self.queue.tokens > MAX_WAITING_TOKENS:
                 raise OverloadedError(f"{self.queue.tokens} tokens wait already")
@@ -76,7 +93,7 @@ class Passes:
                 size=engine.pooling.size,
                 tasks=engine.pooling.tasks,
             )
-            until, done = now + message.remaining_ms / 1000, asyncio.get_running_loop().create_future()
+            until = now + message.remaining_ms / 1000
             asked = Asked(inputs, now, until, done)
             self.queue.add(asked)
             self._some.set()
@@ -87,8 +104,29 @@ class Passes:
                 done.cancel()
                 raise DeadlineExceededError("the deadline passed before the texts were computed") from None
         except ServingError as error:
+            outcome = error.code
             return Pooled(code=error.code, message=error.message)
+        finally:
+            self._record(message, asked, outcome)
         return await asyncio.to_thread(_told, asked)
+
+    def _record(self, message: Pool, asked: Asked, outcome: str) -> None:
+        """Record a message's spans: its wait, and the passes with its inputs."""
+        parent = message.traceparent or ""
+        if not self._tracer.wants(parent):
+            return
+        now = time.monotonic()
+        told: Attributes = {"baton.request_id": message.request_id, "baton.worker": self._worker}
+        children = Children(self._tracer, parent, told)
+        children.record("wait", asked.come_at, asked.began_at or now, {}, outcome="" if asked.began_at else outcome)
+        if asked.began_at:
+            attributes: Attributes = {
+                "baton.inputs": len(asked.inputs),
+                "baton.computed_tokens": asked.tokens,
+                "baton.pass_tokens": asked.pass_tokens,
+                "baton.compute_ms": round(1000 * asked.compute_s, 3),
+            }
+            children.record("pool", asked.began_at, now, attributes, outcome=outcome)
 
     async def run(self) -> None:
         """Compute what waits, a pass at a time, until cancelled."""
@@ -109,6 +147,8 @@ class Passes:
     async def _pass(self, places: list[Place]) -> bool:
         """Compute these inputs, and answer; False if the pass failed."""
         self.running, self.began_at = places, time.monotonic()
+        for place in places:
+            place.asked.began_at = place.asked.began_at or self.began_at
         size = sum(len(place.input.tokens) for place in places)
         try:
             loop = asyncio.get_running_loop()
@@ -134,6 +174,12 @@ class Passes:
             asked.compute_s, asked.pass_tokens = asked.compute_s + seconds, max(asked.pass_tokens, size)
             asked.take(place.at, found)
         return True
+
+
+def _seen(done: asyncio.Future[None]) -> None:
+    """Take an error that nobody awaits: its message ended before."""
+    if not done.cancelled():
+        done.exception()
 
 
 def _told(asked: Asked) -> Pooled:

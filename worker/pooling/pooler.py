@@ -18,6 +18,7 @@ from common.bus import Bus
 from common.errors import UnavailableError
 from common.messages import (
     Ack,
+    Cancel,
     Drain,
     FromGateway,
     KVLayout,
@@ -33,6 +34,7 @@ from common.messages import (
     to_worker_decoder,
 )
 from common.tasks import cancel_all
+from common.tracing import Tracer
 from common.words import Role, WorkerStatus
 from worker.context import every
 from worker.identity import Identity
@@ -63,11 +65,18 @@ class Pooler:
     """Construct, and `run` until told to stop. `end_process()` is called when a pass never returns."""
 
     def __init__(
-        self, *, bus: Bus, identity: Identity, engine: Pools, settings: PoolerSettings, end_process: Callable[[], None]
+        self,
+        *,
+        bus: Bus,
+        identity: Identity,
+        engine: Pools,
+        settings: PoolerSettings,
+        end_process: Callable[[], None],
+        tracer: Tracer | None = None,
     ) -> None:
         self._bus, self._identity, self._engine, self._settings = bus, identity, engine, settings
         self._end_process = end_process
-        self._passes = Passes(engine, max_batch_tokens=settings.max_batch_tokens)
+        self._passes = Passes(engine, max_batch_tokens=settings.max_batch_tokens, tracer=tracer, worker=identity.worker)
         self._status = WorkerStatus.STARTING
         self._is_stopping = False
 
@@ -113,6 +122,8 @@ class Pooler:
                 if self._is_stopping:
                     return Pooled(code=UnavailableError.code, message=f"{self._identity.worker} is stopping")
                 return await self._passes.answer(message)
+            case Cancel():
+                return Ack(known=self._passes.cancel(message.request_id))
             case Drain():
                 return await self._set_draining(message)
             case SetRoles():
@@ -154,6 +165,7 @@ class Pooler:
             totals=WorkerTotals(
                 prompt_tokens=passes.tokens,
                 failed_steps=self._passes.failed,
+                dropped_inputs=passes.queue.dropped,
                 malformed=self._bus.malformed,
                 dead_letters=self._bus.dead_letters,
                 forged=self._bus.forged,

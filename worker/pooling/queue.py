@@ -25,6 +25,7 @@ class Asked:
     until: float  # its deadline
     done: asyncio.Future[None]
     rows: list[torch.Tensor | None] = field(default_factory=list)
+    began_at: float = 0.0  # its first pass; 0: none yet
     queue_s: float = 0.0
     compute_s: float = 0.0
     pass_tokens: int = 0
@@ -64,6 +65,7 @@ class Queue:
     def __init__(self) -> None:
         self._waiting = deque[Place]()
         self.tokens = 0
+        self.dropped = 0  # inputs that nobody waited for any more
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -81,6 +83,7 @@ class Queue:
             if next_one.asked.done.done():
                 self._waiting.popleft()
                 self.tokens -= length
+                self.dropped += 1
                 continue
             if found and size + length > most_tokens:
                 break

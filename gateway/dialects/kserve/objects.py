@@ -5,10 +5,11 @@ from __future__ import annotations
 from common import VERSION as RELEASE
 from common.errors import UnavailableError
 from common.words import HostStatus
-from gateway.answers.catalogue import Tally
+from gateway.answers.catalogue import PooledFacts, Tally
 from gateway.answers.start import Answers
 from gateway.dialects.kserve.generate import check_version
 from gateway.dialects.kserve.outputs import VERSION
+from gateway.dialects.kserve.rows import tensors_of
 from gateway.dialects.kserve.tensors import BYTES
 from gateway.dialects.kserve.wish import INPUTS, OUTPUTS, TEXT_INPUT
 from gateway.http.problem import Json
@@ -36,7 +37,8 @@ def ready(answers: Answers) -> Json:
 def model_ready(answers: Answers, model: str, version: str | None) -> Json:
     """Check a model's readiness. Raises ModelNotFoundError, or UnavailableError without a worker of it."""
     check_version(model, version)
-    if not answers.find(model).is_ready:
+    own = answers.catalogue.pooled_name(model)
+    if not (answers.catalogue.pools(own) if own else answers.find(model).is_ready):
         raise UnavailableError(f"the model {model!r} has no ready worker now")
     return {"name": model, "ready": True}
 
@@ -44,33 +46,36 @@ def model_ready(answers: Answers, model: str, version: str | None) -> Json:
 def metadata(answers: Answers, model: str, version: str | None) -> Json:
     """Raises ModelNotFoundError."""
     _check(answers, model, version)
-    return {
-        "name": model,
-        "versions": [VERSION],
-        "platform": PLATFORM,
-        "inputs": [{"name": name, "datatype": datatype, "shape": [1]} for name, datatype in INPUTS.items()],
-        "outputs": [{"name": name, "datatype": datatype, "shape": [-1]} for name, datatype in OUTPUTS.items()],
-    }
+    inputs = [{"name": name, "datatype": datatype, "shape": [1]} for name, datatype in INPUTS.items()]
+    outputs = [{"name": name, "datatype": datatype, "shape": [-1]} for name, datatype in OUTPUTS.items()]
+    if (facts := _pooled(answers, model)) is not None:
+        inputs, outputs = tensors_of(facts)
+    return {"name": model, "versions": [VERSION], "platform": PLATFORM, "inputs": inputs, "outputs": outputs}
 
 
 def config(answers: Answers, model: str, version: str | None) -> Json:
     """Triton's model configuration, as far as it applies here. Raises ModelNotFoundError."""
-    _check(answers, model, version)
+    told = metadata(answers, model, version)
+    pools = _pooled(answers, model) is not None
+    inputs, outputs = (
+        [{"name": one["name"], "data_type": _data_type(one["datatype"]), "dims": one["shape"]} for one in told[side]]
+        for side in ("inputs", "outputs")
+    )
     return {
         "name": model,
         "platform": "",
         "backend": PLATFORM,
         "version_policy": {"latest": {"num_versions": 1}},
         "max_batch_size": 0,
-        "input": [
-            {"name": name, "data_type": _data_type(datatype), "dims": [1], "optional": name != TEXT_INPUT}
-            for name, datatype in INPUTS.items()
-        ],
-        "output": [
-            {"name": name, "data_type": _data_type(datatype), "dims": [-1]} for name, datatype in OUTPUTS.items()
-        ],
-        "model_transaction_policy": {"decoupled": True},
+        "input": [one | {"optional": one["name"] != TEXT_INPUT} for one in inputs],
+        "output": outputs,
+        "model_transaction_policy": {"decoupled": not pools},
     }
+
+
+def _pooled(answers: Answers, model: str) -> PooledFacts | None:
+    """A model of vectors or scores; None: it generates, or is unknown."""
+    return answers.catalogue.pooled.get(answers.catalogue.pooled_name(model))
 
 
 def _data_type(datatype: str) -> str:
@@ -81,7 +86,11 @@ def statistics(answers: Answers, model: str, version: str | None) -> Json:
     """Counts since this gateway's start, of one model or of all. Raises ModelNotFoundError."""
     if model:
         _check(answers, model, version)
-    names = [answers.find(model).name] if model else [card.name for card in answers.models()]
+    pooled = answers.catalogue.pooled
+    if own := answers.catalogue.pooled_name(model):
+        names = [own]
+    else:
+        names = [answers.find(model).name] if model else [*(card.name for card in answers.models()), *pooled]
     return {"model_stats": [_statistics(name, answers.tallies.of(name)) for name in names]}
 
 
@@ -119,6 +128,9 @@ _STATES = {HostStatus.LOADING: "LOADING", HostStatus.UNLOADING: "UNLOADING"}
 def index(answers: Answers, *, only_ready: bool) -> list[Json]:
     """The served models, and if they have workers."""
     told = [_indexed(answers, card.name) for card in answers.models()]
+    for name in answers.catalogue.pooled:
+        state, reason = ("READY", "") if answers.catalogue.pools(name) else ("UNAVAILABLE", "no ready worker")
+        told.append({"name": name, "version": VERSION, "state": state, "reason": reason})
     return [one for one in told if one["state"] == "READY" or not only_ready]
 
 
@@ -133,5 +145,6 @@ def _indexed(answers: Answers, name: str) -> Json:
 
 
 def _check(answers: Answers, model: str, version: str | None) -> None:
-    answers.find(model)
+    if not answers.catalogue.pooled_name(model):
+        answers.find(model)
     check_version(model, version)

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import re
 import time
 from typing import Any
 
-from gateway.answers.catalogue import LATEST, Served
+from gateway.answers.catalogue import Served
 from gateway.answers.start import Answers
 from gateway.dialects.dialect import Asked
+from gateway.dialects.ollama import vectors
+from gateway.dialects.ollama.entries import NEVER, details, entry, family_of
 from gateway.dialects.ollama.lines import stamp
 from gateway.http.problem import Json
 
 RUNNING = "Ollama is running"  # the body of `/` on its own port
 VERSION = "0.40.0"  # the API version: clients require a minimum
-NEVER = "2300-01-01T00:00:00Z"  # the model stays loaded
 _NS = 1_000_000_000
 YEAR_S = 31_536_000
-_OF_CLASS = re.compile(r"(For[A-Z]\w*|LMHeadModel|Model)$")
-_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 _PARAMETERS = {"repetition_penalty": "repeat_penalty"}
 
 
@@ -31,7 +28,8 @@ def version(answers: Answers, asked: Asked) -> Json:
 def tags(answers: Answers, asked: Asked) -> Json:
     """All models, even without a ready worker."""
     listed = answers.catalogue.listed()
-    return {"models": [_entry(served) | {"modified_at": _since(served, answers)} for served in listed]}
+    found = [_entry(served) | {"modified_at": _since(served, answers)} for served in listed]
+    return {"models": [*found, *vectors.tags(answers)]}
 
 
 def loaded(answers: Answers, asked: Asked) -> Json:
@@ -43,6 +41,7 @@ def loaded(answers: Answers, asked: Asked) -> Json:
             | {"expires_at": _expires(served, answers), "size_vram": 0, "context_length": served.max_model_len or 0}
             for served in found
         ]
+        + vectors.loaded(answers)
     }
 
 
@@ -111,31 +110,15 @@ def capabilities(served: Served) -> list[str]:
 
 
 def _entry(served: Served) -> Json:
-    name = served.asked_as if ":" in served.asked_as.rpartition("/")[2] else served.asked_as + LATEST
-    return {
-        "name": name,
-        "model": name,
-        "size": 0,  # workers don't report it
-        "digest": hashlib.sha256((served.fingerprint or served.name).encode()).hexdigest(),
-        "details": _details(served),
-    }
+    return entry(served.asked_as, served.name, served.fingerprint, served.tokenizer.saved)
 
 
 def _details(served: Served) -> Json:
-    saved, family = served.tokenizer.saved, _family(served)
-    return {
-        "parent_model": served.name if served.name != served.asked_as else "",
-        "format": "safetensors" if saved.architecture else "gguf",
-        "family": family,
-        "families": [family],
-        "parameter_size": "",
-        "quantization_level": saved.quantised.upper() or _DTYPES.get(saved.dtype, saved.dtype),
-    }
+    return details(served.asked_as, served.name, served.tokenizer.saved)
 
 
 def _family(served: Served) -> str:
-    """The family of a class: `Qwen3ForCausalLM` is `qwen3`."""
-    return _OF_CLASS.sub("", served.tokenizer.saved.architecture).lower() or "unknown"
+    return family_of(served.tokenizer.saved)
 
 
 def _since(served: Served, answers: Answers) -> str:

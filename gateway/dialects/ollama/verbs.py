@@ -11,6 +11,7 @@ from common.errors import InvalidRequestError
 from gateway.answers.start import Answers
 from gateway.dialects.dialect import Asked
 from gateway.dialects.foreign import Foreign, TranslatedFields, as_ours, ignored
+from gateway.dialects.ollama import vectors
 from gateway.dialects.ollama.models import shown
 
 
@@ -66,7 +67,7 @@ class Show:
     body = ShowRequest
 
     async def answer(self, body: ShowRequest, answers: Answers, asked: Asked) -> Any:
-        return shown(answers.find(body.model), answers)
+        return vectors.shown(body.model, answers) or shown(answers.find(body.model), answers)
 
 
 class Refused:

@@ -34,9 +34,8 @@ MODELS = "/v1/models"
 
 
 def _listed(answers: Answers, asked: Asked) -> Json:
-    catalogue = answers.catalogue
-    names = dict.fromkeys(catalogue.pooled, "") | catalogue.pooled_aliases
-    pooled = [_pooled(name, own or name, answers) for name, own in names.items()]
+    names = answers.catalogue.pooled_names
+    pooled = [_pooled(name, own, answers) for name, own in names.items()]
     return {"object": "list", "data": [*(_card(model) for model in answers.models()), *pooled]}
 
 
@@ -48,7 +47,7 @@ def _one(answers: Answers, asked: Asked) -> Json:
 
 def _pooled(name: str, own_name: str, answers: Answers) -> Json:
     """A model that makes vectors or scores, under one of its names."""
-    its = answers.catalogue.pooled[own_name]
+    its = answers.catalogue.pooled[own_name].pooling
     absent = dict.fromkeys(("whole_model_len", "whole_kv_memory_mb", "tool_call_format", "reasoning_format"))
     own = {"labels": list(its.labels)} if its.labels else {"dimensions": its.size, "similarity": its.similarity}
     return {

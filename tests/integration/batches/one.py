@@ -16,6 +16,7 @@ from common.wire import NatsSettings, Wire
 from gateway.answers.start import Answers
 from gateway.answers.tokenizer import ChatTokenizer
 from gateway.batches.metrics import BatchMetrics
+from gateway.batches.pooled import PooledLines
 from gateway.batches.records import BatchLimits, BatchRecord
 from gateway.batches.runner import LineRunner
 from gateway.batches.steps import Steps
@@ -49,6 +50,7 @@ class One:
         tenants: Tenants | None = None,
         budgets: Budgets | None = None,
         model: str = MODEL,
+        pooled: PooledLines | None = None,
     ) -> None:
         self.nats, self.wire = NatsSettings(url=url), Wire()
         self.streams = batch_streams(self.wire, limits)
@@ -69,6 +71,7 @@ class One:
             DialectTable(DIALECTS).batchable,
             tenants or Tenants(),
             metrics,
+            pooled=pooled,
             tracer=self.tracer,
         )
         self.steps = Steps(self.store, models_of=lambda _: [MODEL])
@@ -111,11 +114,11 @@ class One:
         lines = [line_of(number, **options) for number in range(count)]
         return await self.begin_raw(b"".join(json.dumps(line).encode() + b"\n" for line in lines), tenant=tenant)
 
-    async def begin_raw(self, raw: bytes, *, tenant: str = TENANT) -> BatchRecord:
+    async def begin_raw(self, raw: bytes, *, tenant: str = TENANT, endpoint: str = "/v1/completions") -> BatchRecord:
         writer = await self.store.new_file(tenant, len(raw))
         await writer.write(raw)
         file = await writer.finish("in.jsonl")
-        return await self.store.new_batch(tenant, input_file_id=file.id, endpoint="/v1/completions", metadata=None)
+        return await self.store.new_batch(tenant, input_file_id=file.id, endpoint=endpoint, metadata=None)
 
     async def end_of(self, batch: BatchRecord) -> BatchRecord:
         async def over() -> BatchRecord | None:

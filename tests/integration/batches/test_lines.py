@@ -269,3 +269,36 @@ async def test_lines_that_are_brought_when_a_gateway_stops_are_left_to_others(
         assert leaving.generations.submitted == []
     async with One(url, tokenizer, echo) as other:
         assert (await other.end_of(batch)).completed == 2
+
+
+class Vectors:
+    """Answers lines of embeddings with their own text, once it is ready."""
+
+    endpoints, names = ("/v1/embeddings",), (MODEL,)
+
+    def __init__(self) -> None:
+        self.is_ready = False
+
+    async def answer(self, endpoint: str, raw: bytes, **_: object) -> dict[str, object]:
+        return {"data": json.loads(raw)["input"]}
+
+
+@pytest.mark.parametrize("waits", ["chat", "pool"])
+async def test_lines_are_run_while_a_worker_of_either_kind_is_ready(
+    url: str, tokenizer: ChatTokenizer, waits: str
+) -> None:
+    vectors = Vectors()
+    async with One(url, tokenizer, echo, pooled=vectors) as one:
+        one.generations.not_ready_reason = "no worker is ready"
+        assert not one.lines.is_ready
+        if waits == "chat":
+            line = line_of(0) | {"url": "/v1/embeddings", "body": {"model": MODEL, "input": "a"}}
+            begun = await one.begin_raw(json.dumps(line).encode() + b"\n", endpoint="/v1/embeddings")
+            vectors.is_ready = True
+        else:
+            begun = await one.begin(1)
+            one.generations.not_ready_reason = ""
+        assert one.lines.is_ready
+        batch = await one.end_of(begun)
+        assert (batch.status, batch.completed, batch.failed) == ("completed", 1, 0)
+        assert one.lines_counted()["again"] == 0

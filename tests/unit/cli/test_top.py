@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from cli.top.feed import events
@@ -80,6 +81,17 @@ def test_a_state_samples_each_worker_and_forgets_those_that_left() -> None:
     state.sample(3.0)
     assert state.rates.keys() == {"b"}
     assert [row["worker"] for row in worker_rows(held)] == ["a", "b"]
+
+
+def test_a_pool_workers_tokens_are_its_own_and_not_the_fleets_output() -> None:
+    state, pools = State(), a_worker("p", "pool")
+    for at, tokens in ((1.0, 10), (2.0, 40)):
+        totals = msgspec.structs.replace(pools.totals, prompt_tokens=tokens)
+        state.take("fleet", {"workers": [worker_json(msgspec.structs.replace(pools, totals=totals))]})
+        state.sample(at)
+    [row] = worker_rows(state)
+    assert (row["roles"], row["tokens_per_s"], row["kv_share"]) == ("pool", 30.0, None)
+    assert state.fleet_rate.now is None
 
 
 # -- rows ----------------------------------------------------------------------------------------------------------

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.console.logic import evaluate
 
 
@@ -111,6 +113,31 @@ def test_a_model_is_told_by_its_files_and_its_workers() -> None:
         "",
         "no chat template: it continues text",
     )
+
+
+def test_texts_are_compared_whatever_the_length_of_their_vectors() -> None:
+    found = evaluate(
+        """
+    const { linesOf, matrixOf } = await at("pages/compare.js");
+    out([linesOf(" one\\n\\ntwo \\n"), matrixOf([[3, 0], [0, 2], [1, 1], [0, 0]])]);"""
+    )
+    assert found[0] == ["one", "two"]
+    half = 0.5**0.5
+    wanted = [[1, 0, half, 0], [0, 1, half, 0], [half, half, 1, 0], [0, 0, 0, 0]]
+    assert found[1] == [pytest.approx(row) for row in wanted]
+
+
+def test_a_model_of_vectors_is_told_by_what_it_makes() -> None:
+    found = evaluate(
+        """
+    const { factsOf } = await at("pages/models.js");
+    const facts = (model) => Object.fromEntries(factsOf({ vocab_size: 10, can_chat: false, max_model_len: 512, ...model }, []).filter(([, value]) => value));
+    out([facts({ makes: "vectors", dimensions: 384, labels: 0 }), facts({ makes: "scores", dimensions: 384, labels: 3 })]);"""
+    )
+    assert [(one["makes"], one["context"], one.get("chat")) for one in found] == [
+        ("vectors of 384 features", "512 tokens", None),
+        ("3 scores", "512 tokens", None),
+    ]
 
 
 def test_a_planners_decision_is_a_sentence() -> None:

@@ -1,6 +1,6 @@
 // The conversations that this browser has, with a search.
 
-import { confirmed, h, patch, toast } from "../frame/dom.js";
+import { confirmed, h, patch, save, toast } from "../frame/dom.js";
 import { href } from "../frame/router.js";
 import { asJson, parsed } from "./share.js";
 import * as store from "./store.js";
@@ -122,11 +122,4 @@ function groupOf(updated) {
   return updated >= midnight ? "Today" : updated >= midnight - DAY_MS ? "Yesterday" : updated >= midnight - 7 * DAY_MS ? "Last 7 days" : updated >= midnight - 30 * DAY_MS ? "Last 30 days" : "Older";
 }
 
-export function download(text, name, type) {
-  const url = URL.createObjectURL(new Blob([text], { type }));
-  const link = h("a", { href: url, download: name, class: "hidden" }, name);
-  document.body.append(link);
-  link.click();
-  link.remove();
-  setTimeout(() => URL.revokeObjectURL(url), 60_000);
-}
+export const download = (text, name, type) => save(new Blob([text], { type }), name);

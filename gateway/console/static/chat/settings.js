@@ -1,6 +1,6 @@
 // The dialog with what an answer is asked with.
 
-import { h } from "../frame/dom.js";
+import { h, opened } from "../frame/dom.js";
 import { EXAMPLES, FIELDS, GROUPS, NONE } from "./options.js";
 
 // `options` as the person left them, or null when nothing was changed.
@@ -13,13 +13,8 @@ export function askOptions(options, title) {
       h("div", { class: "row foot-row" }, h("button", { type: "submit", class: "primary", value: "apply" }, "Apply"), reset, h("button", { type: "submit", value: "no", formnovalidate: true }, "Cancel"))));
   const form = dialog.querySelector("form");
   reset.addEventListener("click", () => FIELDS.forEach(([name]) => (form.elements[name].value = NONE[name] ?? "")));
-  document.body.append(dialog);
-  dialog.showModal();
-  return new Promise((resolve) => dialog.addEventListener("close", () => {
-    const chosen = Object.fromEntries(FIELDS.map(([name]) => [name, form.elements[name].value]));
-    dialog.remove();
-    resolve(dialog.returnValue === "apply" ? { ...options, ...chosen } : null);
-  }, { once: true }));
+  const chosen = () => Object.fromEntries(FIELDS.map(([name]) => [name, form.elements[name].value]));
+  return opened(dialog).then((value) => (value === "apply" ? { ...options, ...chosen() } : null));
 }
 
 function field(name, label, kind, rule, hint, value) {

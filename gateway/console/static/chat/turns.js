@@ -1,7 +1,7 @@
 // What was said, as elements: one view for each message, which changes in place while its answer comes.
 
 import { key, readRequest } from "../frame/api.js";
-import { h } from "../frame/dom.js";
+import { button, h } from "../frame/dom.js";
 import { count, ms, share } from "../frame/format.js";
 import { openKeys } from "../frame/keys.js";
 import { href } from "../frame/router.js";
@@ -9,12 +9,6 @@ import { requestView } from "../frame/waterfall.js";
 import { framesOf, isRunning, pace } from "./asking.js";
 import { codeBlock, copyText, Growing, markdown } from "./markdown.js";
 import { siblings } from "./tree.js";
-
-const button = (words, act, more = {}) => {
-  const made = h("button", { type: "button", class: "quiet", ...more }, words);
-  made.addEventListener("click", act);
-  return made;
-};
 
 // A view {element, update()} of a node. `acts`: what its buttons do.
 export function viewOf(conversation, node, acts) {

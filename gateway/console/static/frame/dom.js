@@ -9,6 +9,39 @@ export function svg(tag, attributes, ...children) {
   return fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 }
 
+// A quiet button, unless `more` has another class.
+export function button(words, act, more = {}) {
+  const made = h("button", { type: "button", class: "quiet", ...more }, words);
+  made.addEventListener("click", act);
+  return made;
+}
+
+// Have the browser keep a Blob as a file.
+export function save(content, name) {
+  const url = URL.createObjectURL(content);
+  const link = h("a", { href: url, download: name, class: "hidden" }, name);
+  document.body.append(link);
+  link.click();
+  link.remove();
+  setTimeout(() => URL.revokeObjectURL(url), 60_000);
+}
+
+// Show a dialog once; the value that it is closed with.
+export function opened(dialog) {
+  document.body.append(dialog);
+  dialog.showModal();
+  return new Promise((resolve) => dialog.addEventListener("close", () => {
+    dialog.remove();
+    resolve(dialog.returnValue);
+  }, { once: true }));
+}
+
+// Names and values.
+export const pairs = (kind, entries) => h("dl", { class: kind }, entries.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
+
+// What may be wider than the page: it scrolls, also by keyboard.
+export const scroll = (name, child, more = "") => h("div", { class: `scroll${more}`, tabindex: 0, role: "region", "aria-label": name }, child);
+
 function fill(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes ?? {})) {
     if (value === null || value === undefined || value === false) continue;

@@ -3,6 +3,7 @@
 
 export const PAGES = [
   { name: "chat", title: "Chat", icon: "M4 5h16v11H9l-5 4z", styles: true },
+  { name: "compare", title: "Compare", icon: "M4 4h6v6H4zM14 4h6v6h-6zM4 14h6v6H4zM14 14h6v6h-6z", styles: true },
   { name: "overview", title: "Overview", icon: "M3 20h18M4 15l5-6 4 4 7-9", operator: true, styles: true },
   { name: "requests", title: "Requests", icon: "M4 6h16M4 12h10M4 18h13", operator: true, styles: true },
   { name: "fleet", title: "Fleet", icon: "M4 4h7v7H4zM13 4h7v7h-7zM4 13h7v7H4zM13 13h7v7h-7z", operator: true, styles: true },

@@ -1,10 +1,10 @@
 // Tables of what operators manage.
 
-import { h, patch } from "./dom.js";
+import { h, patch, scroll } from "./dom.js";
 
 // A table whose rows are cards on a phone. Heads: words, or [words, "num"]; rows: [key, class, cells], a cell {class, words} or its words.
-export const table = (heads, body) => h("div", { class: "scroll cards", tabindex: 0, role: "region", "aria-label": "Table" },
-  h("table", {}, h("thead", {}, h("tr", {}, heads.map((one) => h("th", { scope: "col", class: isNumber(one) ? "num" : null }, wordsOf(one))))), body));
+export const table = (heads, body) => scroll("Table",
+  h("table", {}, h("thead", {}, h("tr", {}, heads.map((one) => h("th", { scope: "col", class: isNumber(one) ? "num" : null }, wordsOf(one))))), body), " cards");
 
 export function fill(body, heads, rows, nothing) {
   if (!rows.length) return patch(body, [h("tr", { "data-key": "none" }, h("td", { colspan: heads.length, class: "empty" }, nothing))]);

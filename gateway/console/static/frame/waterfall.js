@@ -1,6 +1,6 @@
 // Where the time of one request went: rows of bars over one axis, and all that is known of it.
 
-import { h, svg } from "./dom.js";
+import { h, pairs, svg } from "./dom.js";
 import { count, ms, plural } from "./format.js";
 import { shortName } from "./names.js";
 import { longest, movedWords, predictionWords, rowsOf, tpotOf, whereItWent } from "./parts.js";
@@ -54,8 +54,9 @@ export function figures(detail) {
   ];
   if (detail.drafted_tokens) parts.push(["drafts accepted", `${count(detail.accepted_tokens)} of ${count(detail.drafted_tokens)}`]);
   if (detail.prompt_tokens) parts.push(["prompt cached", `${count(detail.cached_tokens)} of ${count(detail.prompt_tokens)}`]);
-  return h("dl", { class: "figures" }, parts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
-    detail.prompt_tokens ? h("div", { class: "cachebar", "aria-hidden": "true" }, h("span", { style: { width: `${(100 * detail.cached_tokens) / detail.prompt_tokens}%` } })) : null);
+  const made = pairs("figures", parts);
+  if (detail.prompt_tokens) made.append(h("div", { class: "cachebar", "aria-hidden": "true" }, h("span", { style: { width: `${(100 * detail.cached_tokens) / detail.prompt_tokens}%` } })));
+  return made;
 }
 
 // Figures, drawing and a button that zooms to the first token.
@@ -91,8 +92,6 @@ const REASONS = {
 
 // Why it was placed there, in words.
 export const placementWords = (reason) => REASONS[reason.replace("heartbeats: ", "")] ?? "";
-
-const pairs = (kind, entries) => h("dl", { class: kind }, entries.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
 
 // What the placement compared: an object of numbers, times in milliseconds, or a sentence.
 function costsOf(costs) {

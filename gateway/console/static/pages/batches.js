@@ -1,7 +1,7 @@
 // Batches of an API key's tenant: submit a file, watch, cancel, take the results.
 
 import { call, key, onKeys, send } from "../frame/api.js";
-import { confirmed, h, toast } from "../frame/dom.js";
+import { button, confirmed, h, save, toast } from "../frame/dom.js";
 import { bytes, count, plural } from "../frame/format.js";
 import { openKeys } from "../frame/keys.js";
 import { fill, table } from "../frame/table.js";
@@ -15,12 +15,6 @@ const FILE_HEADS = ["File", ["Size"], "Made", [""]];
 const ENDPOINT = "/v1/chat/completions";
 
 const ask = (path, options = {}) => call(path, { ...options, with: key("api") });
-const button = (words, act, more = {}) => {
-  const made = h("button", { type: "button", class: "quiet", ...more }, words);
-  made.addEventListener("click", act);
-  return made;
-};
-
 export function mount(view, { signal }) {
   let batches = [];
   let files = [];
@@ -149,11 +143,5 @@ export async function endpointOf(file) {
 }
 
 async function download(id, name) {
-  const content = await (await send(`v1/files/${encodeURIComponent(id)}/content`, { with: key("api") })).blob();
-  const url = URL.createObjectURL(content);
-  const link = h("a", { href: url, download: name, class: "hidden" }, name);
-  document.body.append(link);
-  link.click();
-  link.remove();
-  setTimeout(() => URL.revokeObjectURL(url), 60_000);
+  save(await (await send(`v1/files/${encodeURIComponent(id)}/content`, { with: key("api") })).blob(), name);
 }

@@ -85,7 +85,7 @@ class Page {
       for (const menu of view.querySelectorAll("details.dropdown[open]")) if (!menu.contains(event.target)) menu.open = false;
     }, { signal });
     onKeys(() => this.readModels(), { signal });
-    on("fleet", ({ models: heard }) => heard && this.takeModels(heard.map((one) => one.name)), { signal });
+    on("fleet", ({ models: heard }) => heard && this.takeModels(heard.filter((one) => !one.makes).map((one) => one.name)), { signal });
     this.readModels();
   }
 
@@ -99,7 +99,7 @@ class Page {
     return fileName(titleOf(this.conversation), kind);
   }
 
-  // -- which conversation --------------------------------------------------------------------------------------------
+  // -- which conversation --
 
   async show(id) {
     const mine = (this.showing = {});
@@ -135,7 +135,7 @@ class Page {
     if (!location.pathname.split("/chat/")[1]) this.show("");
   }
 
-  // -- drawing -------------------------------------------------------------------------------------------------------
+  // -- drawing --
 
   draw({ down = false } = {}) {
     const { lanes } = this.conversation;
@@ -179,7 +179,7 @@ class Page {
     }
   }
 
-  // -- asking --------------------------------------------------------------------------------------------------------
+  // -- asking --
 
   ask(words) {
     const { conversation } = this;

@@ -1,7 +1,7 @@
 // Models: what is served and loaded, the aliases with their shares, and the files on the gateway's machine.
 
 import { call, key, onKeys, send } from "../frame/api.js";
-import { confirmed, h, patch, toast } from "../frame/dom.js";
+import { button, confirmed, h, pairs, patch, toast } from "../frame/dom.js";
 import { on } from "../frame/feed.js";
 import { bytes, count, plural } from "../frame/format.js";
 import { openKeys } from "../frame/keys.js";
@@ -37,7 +37,7 @@ export function mount(view, { signal }) {
       }
     }))).find(Boolean);
     trouble.hidden = !failed;
-    if (failed) trouble.replaceChildren(...(failed.status === 401 ? [h("p", {}, "Aliases and files are shown with an admin key."), enter()] : [h("p", { class: "note error" }, failed.message)]));
+    if (failed) trouble.replaceChildren(...(failed.status === 401 ? [h("p", {}, "Aliases and files are shown with an admin key."), button("Enter the admin key", () => openKeys("admin"), { class: "primary" })] : [h("p", { class: "note error" }, failed.message)]));
   }
 
   view.addEventListener("click", async (event) => {
@@ -52,12 +52,6 @@ export function mount(view, { signal }) {
 }
 
 const panel = (name, hint, content) => h("section", { class: "panel", "aria-label": name }, h("div", { class: "head" }, h("h2", {}, name), h("p", { class: "hint" }, hint)), content);
-
-function enter() {
-  const made = h("button", { type: "button", class: "primary" }, "Enter the admin key");
-  made.addEventListener("click", () => openKeys("admin"));
-  return made;
-}
 
 // Loading lasts as long as it does.
 async function tell(model, what, more, said) {
@@ -75,9 +69,9 @@ function card(model, { models, workers }) {
   return h("section", { class: "panel", "data-key": model.name, "aria-label": model.name },
     h("div", { class: "head" }, h("h2", {}, model.name), h("span", { class: "tag" }, words),
       act && h("button", { type: "button", [`data-${act}`]: model.name, "aria-label": `${act} ${model.name}` }, act === "load" ? "Load" : "Unload")),
-    h("dl", { class: "facts" }, factsOf(model, own).filter(([, value]) => value).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))),
+    pairs("facts", factsOf(model, own).filter(([, value]) => value)),
     own.length ? h("dl", { class: "facts" }, own.map((worker) => h("div", { "data-key": worker.id }, h("dt", {}, h("a", { href: href("fleet", worker.id), title: worker.id }, shortName(worker.id))),
-      h("dd", {}, `${[...worker.roles].sort().reverse().join(" and ")}; KV for ${count(worker.kv_blocks * worker.block_tokens)} tokens, ${bytes(worker.kv_blocks * worker.block_bytes)}`)))) : null);
+      h("dd", {}, worker.kv_blocks ? `${[...worker.roles].sort().reverse().join(" and ")}; KV for ${count(worker.kv_blocks * worker.block_tokens)} tokens, ${bytes(worker.kv_blocks * worker.block_bytes)}` : `pool; ${count(worker.queued_tokens)} tokens wait`)))) : null);
 }
 
 // A model's state in words, and the order that it can get: "load", "unload" or "". Pure.
@@ -116,10 +110,11 @@ export function factsOf(model, workers) {
     ["at hosts", hostedWords(model)],
     ["architecture", model.architecture || "not said by its files (a GGUF file)"],
     ["saved as", [model.dtype, model.quantised && `quantised: ${model.quantised}`].filter(Boolean).join(", ")],
-    ["context", model.max_model_len ? `${count(model.max_model_len)} tokens, prompt and answer together` : ""],
+    ["context", model.max_model_len ? `${count(model.max_model_len)} tokens${model.makes ? "" : ", prompt and answer together"}` : ""],
+    ...(model.makes ? [["makes", model.labels ? plural(model.labels, "score") : `vectors of ${count(model.dimensions)} features`]] : []),
     ["vocabulary", plural(model.vocab_size, "token")],
     ["KV cache", memory ? `${bytes(memory)} on ${plural(workers.length, "worker")}${kinds && `, in ${kinds}`}` : ""],
-    ["chat", model.can_chat ? "yes" : "no chat template: it continues text"],
+    ["chat", model.makes ? "" : model.can_chat ? "yes" : "no chat template: it continues text"],
     ["tool calls", model.can_chat ? model.calls || "no format is known: they stay text" : ""],
     ["thoughts", model.can_chat ? model.reasoning || "none apart from the answer" : ""],
   ];

@@ -1,7 +1,7 @@
 // Requests of all gateways: a live table with filters, and one of them with its time line, attempts and placement.
 
 import { ApiError, call, operator, readRequest } from "../frame/api.js";
-import { h, patch, toast } from "../frame/dom.js";
+import { h, patch, scroll, toast } from "../frame/dom.js";
 import { feed } from "../frame/feed.js";
 import { clock, count, ms } from "../frame/format.js";
 import { shortName } from "../frame/names.js";
@@ -36,7 +36,7 @@ export function mount(view, { path, query, signal }) {
   };
 }
 
-// -- the table ------------------------------------------------------------------------------------------------------------
+// -- the table --
 
 function showTable(view, query, signal) {
   const select = (name, choices) => h("select", { name, "aria-label": name === "order" ? "Order" : name }, Object.entries(choices).map(([value, words]) => h("option", { value }, words)));
@@ -55,7 +55,7 @@ function showTable(view, query, signal) {
     h("thead", {}, h("tr", {}, [["request"], ["time"], ["status"], ["tenant", "wide"], ["workers", "mid"], ["in", "num mid"], ["out", "num mid"], ["TTFT", "num"], ["total", "num"]]
       .map(([name, kind]) => h("th", { scope: "col", class: kind }, name)), axis)), body);
   const legend = h("div", { class: "legend", "aria-hidden": "true" }, ["read", "wait", "queue", "prefill", "frame", "decode"].map((kind) => h("span", {}, h("i", { class: kind }), kind === "decode" ? "decode" : KINDS[kind])));
-  view.append(h("section", { class: "panel", "aria-label": "Requests" }, filters, h("div", { class: "under" }, summary, legend), h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Requests" }, table)));
+  view.append(h("section", { class: "panel", "aria-label": "Requests" }, filters, h("div", { class: "under" }, summary, legend), scroll("Requests", table)));
 
   let timer = 0;
   let paused = false;
@@ -155,7 +155,7 @@ function phases(one, longest) {
 
 const shorten = (id) => id.replace(/^(chatcmpl|cmpl)-/, "").replace(/^([0-9a-zA-Z]{8})[0-9a-zA-Z]+/, "$1");
 
-// -- one request ----------------------------------------------------------------------------------------------------------
+// -- one request --
 
 function showOne(view, id, signal) {
   const neighbour = (step, words, keyName) => {

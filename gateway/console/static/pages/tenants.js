@@ -1,7 +1,7 @@
 // Keys and tenants: what each key used over time, and making, revoking and limiting, which needs the admin key.
 
 import { call, key, onKeys } from "../frame/api.js";
-import { confirmed, h, toast } from "../frame/dom.js";
+import { button as quiet, confirmed, h, opened, toast } from "../frame/dom.js";
 import { on } from "../frame/feed.js";
 import { count, plural, seconds, share } from "../frame/format.js";
 import { openKeys } from "../frame/keys.js";
@@ -36,11 +36,7 @@ let measure = "completion_tokens";
 let showsEnded = false;
 
 const admin = (path, options = {}) => call(`admin/${path}`, { ...options, with: key("admin") });
-const button = (words, act, more = {}) => {
-  const made = h("button", { type: "button", ...more }, words);
-  made.addEventListener("click", act);
-  return made;
-};
+const button = (words, act, more) => quiet(words, act, { class: null, ...more });
 
 export function mount(view, { signal }) {
   const page = { keys: [], tenants: [], usage: null, your: "", open: false, costs: [] };
@@ -119,7 +115,7 @@ async function tell(asked, said) {
   }
 }
 
-// -- usage ------------------------------------------------------------------------------------------------------------
+// -- usage --
 
 const sum = (series) => series.reduce((all, value) => all + value, 0);
 const nameOf = (page, one) => {
@@ -150,7 +146,7 @@ function drawUsage(root, page) {
     h("ul", { class: "legend" }, shown.map((one, place) => h("li", {}, h("i", { class: COLOURS[place] }), one.name ?? nameOf(page, one), " ", h("b", {}, count(one.total))))));
 }
 
-// -- keys -------------------------------------------------------------------------------------------------------------
+// -- keys --
 
 const day = (unix) => (unix ? new Date(unix * 1000).toLocaleDateString([], { year: "numeric", month: "short", day: "numeric" }) : "–");
 
@@ -181,12 +177,7 @@ async function revokeKey(page, id) {
 // A dialog with a form; the form's data when it was sent.
 function asked(title, parts, verb) {
   const dialog = h("dialog", { class: "asking", "aria-label": title }, h("form", { method: "dialog" }, h("h2", {}, title), parts, h("div", { class: "row" }, h("button", { type: "submit", class: "primary", value: "yes" }, verb), h("button", { type: "submit", value: "no", formnovalidate: true }, "Cancel"))));
-  document.body.append(dialog);
-  dialog.showModal();
-  return new Promise((resolve) => dialog.addEventListener("close", () => {
-    dialog.remove();
-    resolve(dialog.returnValue === "yes" ? new FormData(dialog.querySelector("form")) : null);
-  }, { once: true }));
+  return opened(dialog).then((value) => (value === "yes" ? new FormData(dialog.querySelector("form")) : null));
 }
 
 async function createKey(page, refresh) {
@@ -219,15 +210,13 @@ async function showKey(made) {
     toast("Copied.");
   });
   const dialog = h("dialog", { class: "asking", "aria-label": "The new key" }, h("form", { method: "dialog" }, h("h2", {}, "The new key"), h("p", {}, "It is shown only now: the gateways keep a hash of it."), h("div", { class: "row secret-row" }, field, copy), h("div", { class: "row" }, h("button", { type: "submit", class: "primary" }, "I have it"))));
-  document.body.append(dialog);
-  dialog.showModal();
+  const closed = opened(dialog);
   field.select();
-  await new Promise((resolve) => dialog.addEventListener("close", resolve, { once: true }));
+  await closed;
   field.value = "";
-  dialog.remove();
 }
 
-// -- tenants ----------------------------------------------------------------------------------------------------------
+// -- tenants --
 
 function drawTenants(body, page) {
   const cost = (one) => (one?.prefill_s ?? 0) + (one?.decode_s ?? 0);

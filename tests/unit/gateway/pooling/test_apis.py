@@ -69,7 +69,12 @@ async def client(models: dict[str, Path]) -> AsyncIterator[httpx.AsyncClient]:
     pooling = PoolingModels(bus, peers, tokenizers, known, gateway_id="g")
     running = [asyncio.create_task(pooler(bus, name, folder).run(stopping)) for name, folder in models.items()]
     script = ScriptedGenerations(lambda spec: [])
-    catalogue = Catalogue({}, ScriptedWorkers(script), pooled={name: its.pooling for name, its in tokenizers.items()})
+    catalogue = Catalogue(
+        {},
+        ScriptedWorkers(script),
+        pooled={name: its.facts for name, its in tokenizers.items()},
+        num_pooling=pooling.num_ready_of,
+    )
     app = create_app(generations=script, catalogue=catalogue, settings=HttpSettings(), pooling=pooling)
     while pooling.num_ready < len(models):
         await asyncio.sleep(0.01)
@@ -237,6 +242,9 @@ async def test_labels_are_scored(client: httpx.AsyncClient, models: dict[str, Pa
         logits(models["mood"], QUERY, DOCUMENTS[0]).softmax(-1).max().item(), **CLOSE
     )
     assert [one["score"] for one in single] == sorted([one["score"] for one in single], reverse=True)
+    told = {"inputs": DOCUMENTS[0], "parameters": {"top_k": 1, "function_to_apply": "none"}}
+    [likeliest] = await ask(client, "/predict", model="mood", **told)
+    assert likeliest["score"] == pytest.approx(logits(models["mood"], DOCUMENTS[0]).max().item(), **CLOSE)
     pooled = await ask(client, "/pooling", model="mood", input=DOCUMENTS[0])
     assert pooled["data"][0]["data"] == pytest.approx(wanted[0].tolist(), **CLOSE)
 
@@ -249,6 +257,11 @@ async def test_vectors_in_other_forms_are_the_same(client: httpx.AsyncClient, mo
     ollama = await ask(client, "/api/embed", model="mini", input=[text, "a"], keep_alive="5m")
     assert ollama["embeddings"][0] == wanted
     assert (await ask(client, "/api/embeddings", model="mini:latest", prompt=text))["embedding"] == wanted
+    source, others = DOCUMENTS[0], DOCUMENTS[1:]
+    alike = await ask(client, "/similarity", model="mini", inputs={"source_sentence": source, "sentences": others})
+    assert alike == [
+        pytest.approx((vector(models["mini"], source) @ vector(models["mini"], one)).item(), **CLOSE) for one in others
+    ]
     cohere = await ask(
         client,
         "/v2/embed",
@@ -259,6 +272,9 @@ async def test_vectors_in_other_forms_are_the_same(client: httpx.AsyncClient, mo
     )
     assert cohere["embeddings"]["float"][0] == wanted
     assert list(struct.unpack("<32f", base64.b64decode(cohere["embeddings"]["base64"][0]))) == wanted
+    first = await ask(client, "/v1/embed", model="mini", texts=[text], input_type="search_document")
+    assert (first["embeddings"], first["response_type"]) == ([wanted], "embeddings_floats")
+    assert "several models are served: name one" in (await client.post("/embed", json={"inputs": text})).text
     each = await ask(client, "/embed_all", model="mini", inputs=text)
     ids, _ = tokens(models["mini"], text)
     assert (len(each[0]), len(each[0][0])) == (ids.shape[1], 32)
@@ -273,6 +289,94 @@ async def test_vectors_in_other_forms_are_the_same(client: httpx.AsyncClient, mo
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_served_model_of_vectors_is_pulled_already(client: httpx.AsyncClient) -> None:
     assert await ask(client, "/api/pull", model="mini:latest", stream=False) == {"status": "success"}
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_ollamas_clients_find_the_model_of_vectors(client: httpx.AsyncClient) -> None:
+    """It asks for no scores, so models of these are not among them."""
+    details = {"family": "bert", "families": ["bert"], "format": "safetensors", "parent_model": ""}
+    for path in ("/api/tags", "/api/ps"):
+        found = {one["name"]: one for one in (await client.get(path)).json()["models"]}
+        listed = found["mini:latest"] if {"cross:latest", "mood:latest"}.isdisjoint(found) else {"name": path}
+        assert (listed["name"], listed["details"] | details) == ("mini:latest", listed["details"]), path
+    assert (listed["context_length"], listed["expires_at"][:4]) == (96, "2300")
+    for name in ("mini", "mini:latest"):
+        shown = await ask(client, "/api/show", model=name)
+        assert shown["capabilities"] == ["embedding"]
+        info = {"general.architecture": "bert", "bert.embedding_length": 32, "bert.context_length": 96}
+        assert shown["model_info"].items() >= info.items()
+    assert "/rerank, /score or /classify" in (await client.post("/api/show", json={"model": "cross"})).text
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_ollamas_fields_shorten_cut_and_are_checked(client: httpx.AsyncClient, models: dict[str, Path]) -> None:
+    long, short = "the cat " * 100, vector(models["mini"], "a")[:8]
+    wanted = pytest.approx(torch.nn.functional.normalize(short, dim=0).tolist(), **CLOSE)
+    answer = await client.post("/api/embed", json={"model": "mini", "input": "a", "dimensions": 8, "keep_alive": "5m"})
+    assert answer.json()["embeddings"] == [wanted]
+    assert answer.headers["x-baton-ignored-fields"] == "keep_alive"
+    assert (await ask(client, "/api/embed", model="mini", input=long))["prompt_eval_count"] == 96
+    within = await ask(client, "/api/embed", model="mini", input=long, options={"num_ctx": 10})
+    assert within["prompt_eval_count"] == 10
+    for fields, says in (
+        ({"input": long, "truncate": False}, "maximum context length is 96"),
+        ({"input": "a", "dimensions": 33}, "have 32, not 33"),
+        ({"input": "a", "keep_alive": "soon"}, "keep_alive"),
+        ({"input": "a", "options": 5}, "options"),
+        ({"input": "a", "options": {"num_ctx": 0}}, "options.num_ctx"),
+    ):
+        refused = await client.post("/api/embed", json={"model": "mini", **fields})
+        assert (refused.status_code, says in refused.json()["error"]) == (400, True), refused.text
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_tensors_go_in_as_texts_and_come_out_as_rows(client: httpx.AsyncClient, models: dict[str, Path]) -> None:
+    wanted = [pytest.approx(vector(models["mini"], text).tolist(), **CLOSE) for text in DOCUMENTS]
+    about = {"name": "text_input", "datatype": "BYTES", "shape": [3]}
+    told = await ask(client, "/v2/models/mini/infer", id="mine", inputs=[about | {"data": DOCUMENTS}])
+    [output] = told["outputs"]
+    assert (told["id"], told["model_name"], told["model_version"]) == ("mine", "mini", "1")
+    assert (output["name"], output["datatype"], output["shape"]) == ("embedding", "FP32", [3, 32])
+    assert [output["data"][at : at + 32] for at in range(0, 96, 32)] == wanted
+    raw = b"".join(struct.pack("<I", len(text)) + text.encode() for text in DOCUMENTS)
+    inputs = [about | {"shape": [3, 1], "parameters": {"binary_data_size": len(raw)}}]
+    head = msgspec.json.encode({"inputs": inputs, "parameters": {"binary_data_output": True, "dimensions": 8}})
+    length = {"inference-header-content-length": str(len(head))}
+    answer = await client.post("/v2/models/mini/versions/1/infer", content=head + raw, headers=length)
+    end = int(answer.headers["inference-header-content-length"])
+    assert msgspec.json.decode(answer.content[:end])["outputs"][0]["parameters"] == {"binary_data_size": 96}
+    short = torch.nn.functional.normalize(vector(models["mini"], DOCUMENTS[0])[:8], dim=0)
+    assert list(struct.unpack("<8f", answer.content[end : end + 32])) == pytest.approx(short.tolist(), **CLOSE)
+    pairs = [part for text in DOCUMENTS for part in (QUERY, text)]
+    scored = await ask(client, "/v2/models/cross/infer", inputs=[about | {"shape": [3, 2], "data": pairs}])
+    scores = [logits(models["cross"], QUERY, text).sigmoid().item() for text in DOCUMENTS]
+    assert scored["outputs"][0]["data"] == pytest.approx(scores, **CLOSE)
+    for body, says in (
+        ({"inputs": [about | {"datatype": "FP32", "data": [1, 2, 3]}]}, "must be BYTES"),
+        ({"inputs": [about | {"shape": [2], "data": DOCUMENTS}]}, "has 3 elements"),
+        ({"inputs": [about | {"shape": [1, 2], "data": DOCUMENTS[:2]}]}, "a vector is of one text"),
+        ({"inputs": [about | {"data": DOCUMENTS}], "outputs": [{"name": "other"}]}, "embedding is"),
+        ({"inputs": [about | {"data": DOCUMENTS}], "parameters": {"beams": 2}}, "beams"),
+    ):
+        refused = await client.post("/v2/models/mini/infer", json=body)
+        assert (refused.status_code, says in refused.json()["error"]) == (400, True), refused.text
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_tensors_of_models_that_pool_are_described(client: httpx.AsyncClient) -> None:
+    described = (await client.get("/v2/models/mini")).json()
+    assert described["inputs"] == [{"name": "text_input", "datatype": "BYTES", "shape": [-1]}]
+    assert described["outputs"] == [{"name": "embedding", "datatype": "FP32", "shape": [-1, 32]}]
+    config = (await client.get("/v2/models/cross/config")).json()
+    assert config["output"] == [{"name": "scores", "data_type": "TYPE_FP32", "dims": [-1, 1]}]
+    assert (await client.get("/v2/models/mini/ready")).json() == {"name": "mini", "ready": True}
+    before = (await client.get("/v2/models/mini/stats")).json()["model_stats"][0]["inference_count"]
+    await ask(client, "/v1/embeddings", model="mini", input="a")
+    assert (await client.get("/v2/models/mini/stats")).json()["model_stats"][0]["inference_count"] == before + 1
+    listed = await ask(client, "/v2/repository/index")
+    assert {one["state"] for one in listed if one["name"] in ("cross", "mood", "mini")} == {"READY"}
+    for path in ("other", "other/ready", "mini/versions/2", "mini/versions/2/ready"):
+        assert (await client.get(f"/v2/models/{path}")).status_code == 404, path
 
 
 @pytest.mark.asyncio(loop_scope="module")

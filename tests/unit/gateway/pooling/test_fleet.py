@@ -11,10 +11,10 @@ import pytest
 
 from common.blocks import pack_tokens
 from common.errors import DeadlineExceededError, InvalidRequestError, StepFailedError, UnavailableError
-from common.messages import KVLayout, Pool, Pooled, Region, WorkerState
+from common.messages import Cancel, KVLayout, Pool, Pooled, Region, WorkerState
 from common.peers import Peers
 from common.words import Role, WorkerStatus
-from gateway.pooling.fleet import PIECE_INPUTS, WINDOW_TOKENS, PoolingFleet, Turn, pieces
+from gateway.pooling.fleet import PIECE_INPUTS, WINDOW_PIECES, WINDOW_TOKENS, PoolingFleet, Turn, pieces
 from gateway.tenants.tenants import Tenant
 
 LAYOUT = KVLayout(num_blocks=1, num_layers=1, block_size=16, num_kv_heads=1, head_dim=1, dtype="float32")
@@ -43,10 +43,16 @@ class AskedBus:
 
     def __init__(self, answer: Answer) -> None:
         self.answer, self.asked = answer, list[str]()
+        self.named, self.cancelled = list[str](), list[tuple[str, str]]()  # pieces' names; worker and piece
+
+    async def publish(self, subject: str, message: Any) -> None:
+        assert isinstance(message, Cancel)
+        self.cancelled.append((subject.split(".")[2], message.request_id))
 
     async def request(self, subject: str, message: Any, decoder: Any, *, timeout_s: float) -> Any:
         worker = subject.split(".")[2]
         self.asked.append(worker)
+        self.named.append(message.request_id)
         found = self.answer(worker, message)
         return await found if asyncio.iscoroutine(found) else found
 
@@ -165,6 +171,41 @@ async def test_a_request_that_ends_as_its_turn_comes_leaves_no_charge() -> None:
     assert second.cancelled()
     assert world.bus.asked == ["a"]
     assert await world.ask(WINDOW_TOKENS, seconds=60.0) == GOOD
+
+
+async def test_a_piece_that_nobody_waits_for_is_cancelled_where_it_is() -> None:
+    async def hangs(worker: str, message: Pool) -> Pooled:
+        return await asyncio.Event().wait() or GOOD
+
+    world = World(hangs, "a", "b")
+    tasks = [world.ask(), world.ask()]
+    while len(world.bus.asked) < 2:
+        await asyncio.sleep(0)
+    tasks[0].cancel()
+    await asyncio.wait([tasks[0]])
+    while not world.bus.cancelled:
+        await asyncio.sleep(0)
+    assert world.bus.cancelled == [(world.bus.asked[0], world.bus.named[0])]
+    assert world.bus.named[0] != world.bus.named[1], "one request's name has several pieces"
+    tasks[1].cancel()
+    await asyncio.wait([tasks[1]])
+
+
+async def test_a_worker_has_no_more_pieces_than_it_hears_at_a_time() -> None:
+    gate = asyncio.Event()
+
+    async def late(worker: str, message: Pool) -> Pooled:
+        await gate.wait()
+        return GOOD
+
+    world = World(late, "a")
+    tasks = [world.ask(1) for _ in range(WINDOW_PIECES + 3)]
+    while world.fleet.waiting_tokens < 3 or len(world.bus.asked) < WINDOW_PIECES:
+        await asyncio.sleep(0)
+    assert (len(world.bus.asked), world.fleet.waiting_tokens) == (WINDOW_PIECES, 3)
+    gate.set()
+    async with asyncio.timeout(60):
+        assert await asyncio.gather(*tasks) == [GOOD] * len(tasks)
 
 
 async def test_a_lost_worker_that_comes_back_is_charged_like_others() -> None:
