@@ -72,7 +72,7 @@ async def test_vectors_are_exact_and_near_where_texts_mean_the_same(minilm: Path
 
 async def test_the_retrieval_example_of_the_docs_finds_and_answers(minilm: Path, smollm2: Path, tmp_path: Path) -> None:
     """As it is written, but for the address and the model that answers."""
-    served = ("--model", f"smollm2={smollm2}", "--model", str(minilm), "--device", "cpu", "--kv-memory-mb", "64")
+    served = ("--model", f"smollm2={smollm2}", "--model", str(minilm), "--device", "cpu")
     async with up(None, tmp_path / "data", *served, "--kv-memory-mb", "64") as running:
         await running.says("Baton serves smollm2, all-MiniLM-L6-v2")
         [example] = re.findall(
