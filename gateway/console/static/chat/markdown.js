@@ -1,7 +1,7 @@
 // Markdown as elements. A vendored parser makes tokens; elements are made of these here, so nothing is ever parsed as HTML: what a
 // model writes as HTML is shown as it is.
 
-import { h, toast } from "../frame/dom.js";
+import { h, quietly, toast } from "../frame/dom.js";
 import { Lexer } from "../vendor/marked.js";
 import { highlighted } from "./highlight.js";
 
@@ -66,7 +66,7 @@ export function copyText(text, what = "Copied.") {
 
 export function codeBlock(text, language = "", label = "") {
   const code = h("code", {}, paint(text, language));
-  const copy = h("button", { type: "button", class: "quiet", "aria-label": "Copy code" }, "Copy");
+  const copy = quietly({ "aria-label": "Copy code" }, "Copy");
   copy.addEventListener("click", () => copyText(code.textContent));
   const block = h("div", { class: "code" }, h("div", { class: "codehead" }, h("span", {}, label || language || "text"), copy),
     h("pre", { tabindex: 0, role: "region", "aria-label": `Code${language ? `, ${language}` : ""}` }, code));

@@ -1,6 +1,6 @@
 // The dialog with what an answer is asked with.
 
-import { h, opened } from "../frame/dom.js";
+import { h, opened, quietly } from "../frame/dom.js";
 import { EXAMPLES, FIELDS, GROUPS, NONE } from "./options.js";
 
 // `options` as the person left them, or null when nothing was changed.
@@ -29,7 +29,7 @@ function field(name, label, kind, rule, hint, value) {
 
 // A button that fills an empty field, and puts an example behind what is there already otherwise.
 function example(name, field, text) {
-  const button = h("button", { type: "button", class: "quiet", "aria-label": `Insert an example of ${name}` }, "Insert an example");
+  const button = quietly({ "aria-label": `Insert an example of ${name}` }, "Insert an example");
   button.addEventListener("click", () => {
     field.value = field.value.trim() ? `${field.value.trimEnd()}\n${text}` : text;
     field.rows = Math.min(14, field.value.split("\n").length);

@@ -9,9 +9,13 @@ export function svg(tag, attributes, ...children) {
   return fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 }
 
+export const section = (more, ...children) => h("section", { class: "panel", ...more }, ...children);
+
+export const quietly = (more, words) => h("button", { type: "button", class: "quiet", ...more }, words);
+
 // A quiet button, unless `more` has another class.
 export function button(words, act, more = {}) {
-  const made = h("button", { type: "button", class: "quiet", ...more }, words);
+  const made = quietly(more, words);
   made.addEventListener("click", act);
   return made;
 }

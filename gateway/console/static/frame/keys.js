@@ -1,7 +1,7 @@
 // The dialog in which keys are entered.
 
 import { key, setKeys } from "./api.js";
-import { byId, toast } from "./dom.js";
+import { button, byId, h, toast } from "./dom.js";
 
 // `kind`: "api" or "admin", the one that is missing.
 export function openKeys(kind = "api") {
@@ -10,6 +10,11 @@ export function openKeys(kind = "api") {
   byId("keys").showModal();
   byId(`${kind}-key`).focus();
 }
+
+// For what could not be read: `words`, where the admin key is missing.
+export const unread = (error, ...words) => error.status === 401
+  ? [...words.map((one, at) => h("p", { class: at ? "hint" : null }, one)), button("Enter the admin key", () => openKeys("admin"), { class: "primary" })]
+  : [h("p", { class: "note error" }, error.message)];
 
 export function startKeys() {
   byId("open-keys").addEventListener("click", () => openKeys());

@@ -8,6 +8,8 @@ export function partsOf(name) {
   return { short, host, tag };
 }
 
+export const rolesOf = (worker, by) => [...worker.roles].sort().reverse().join(by);
+
 export const shortName = (name) => partsOf(name).short;
 
 // Each name -> what tells it from the others on its host: `decode-0`, or `decode 3fa29c` where there are two.

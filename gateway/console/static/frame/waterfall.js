@@ -1,6 +1,6 @@
 // Where the time of one request went: rows of bars over one axis, and all that is known of it.
 
-import { h, pairs, svg } from "./dom.js";
+import { h, pairs, quietly, svg } from "./dom.js";
 import { count, ms, plural } from "./format.js";
 import { shortName } from "./names.js";
 import { longest, movedWords, predictionWords, rowsOf, tpotOf, whereItWent } from "./parts.js";
@@ -67,7 +67,7 @@ export function requestView(detail) {
     const drawing = waterfall(detail, { zoom, title: `Time line of ${detail.request_id ?? "the answer"}` });
     const label = zoom ? "Show all of it" : "Zoom to first token";
     const canZoom = detail.ttft_ms > 0 && detail.total_ms > detail.ttft_ms;
-    const button = canZoom ? h("button", { type: "button", class: "quiet", "aria-pressed": String(zoom) }, label) : null;
+    const button = canZoom ? quietly({ "aria-pressed": String(zoom) }, label) : null;
     button?.addEventListener("click", () => {
       zoom = !zoom;
       draw();

@@ -1,7 +1,7 @@
 // Batches of an API key's tenant: submit a file, watch, cancel, take the results.
 
 import { call, key, onKeys, send } from "../frame/api.js";
-import { button, confirmed, h, save, toast } from "../frame/dom.js";
+import { button, confirmed, h, quietly, save, section, toast } from "../frame/dom.js";
 import { bytes, count, plural } from "../frame/format.js";
 import { openKeys } from "../frame/keys.js";
 import { fill, table } from "../frame/table.js";
@@ -24,10 +24,10 @@ export function mount(view, { signal }) {
   const kept = h("tbody", {});
   const input = h("input", { type: "file", accept: ".jsonl,.ndjson,.json,.txt", "aria-label": "File of requests", class: "hidden", tabindex: -1 });
   const choose = button("Submit a file", () => input.click(), { class: "primary" });
-  const drop = h("section", { class: "panel", "aria-label": "Submit" }, h("div", { class: "head" }, h("h2", {}, "New batch"), choose, input),
+  const drop = section({ "aria-label": "Submit" }, h("div", { class: "head" }, h("h2", {}, "New batch"), choose, input),
     h("p", { class: "hint" }, "JSON lines, each {\"custom_id\", \"method\": \"POST\", \"url\", \"body\"}: choose a file, or drop it here. All lines of a file have the same url. It runs behind everything else, within 24 hours."), note);
   const filesPanel = h("details", { class: "panel files" }, h("summary", {}, "Files"), table(FILE_HEADS, kept));
-  const listed = h("section", { class: "panel", "aria-label": "Batches" }, h("div", { class: "head" }, h("h2", {}, "Batches")), table(HEADS, rows));
+  const listed = section({ "aria-label": "Batches" }, h("div", { class: "head" }, h("h2", {}, "Batches")), table(HEADS, rows));
   view.append(drop, listed, filesPanel);
 
   const complain = (error) => {
@@ -56,7 +56,7 @@ export function mount(view, { signal }) {
   function draw() {
     fill(rows, HEADS, batches.map(row), "No batch yet.");
     fill(kept, FILE_HEADS, files.map((one) => [one.id, "", [[h("b", {}, one.filename), h("br"), h("small", {}, `${one.id}, ${one.purpose}`)], bytes(one.bytes), when(one.created_at),
-      [h("button", { type: "button", class: "quiet", "data-file": one.id, "data-name": one.filename, "aria-label": `Download ${one.filename}` }, "Download"), h("button", { type: "button", class: "quiet", "data-drop": one.id, "aria-label": `Delete ${one.filename}` }, "Delete")]]]), "No file.");
+      [quietly({ "data-file": one.id, "data-name": one.filename, "aria-label": `Download ${one.filename}` }, "Download"), quietly({ "data-drop": one.id, "aria-label": `Delete ${one.filename}` }, "Delete")]]]), "No file.");
   }
 
   const act = async (asked, said) => {
@@ -118,8 +118,8 @@ function row(one) {
   const ended = one.completed_at ?? one.failed_at ?? one.cancelled_at ?? one.expired_at;
   const name = one.metadata?.file ?? one.endpoint;
   const part = (count, kind) => h("span", { class: kind, style: { width: `${total ? (100 * count) / total : 0}%` } });
-  const file = (id, words, kind) => (id ? h("button", { type: "button", class: "quiet", "data-file": id, "data-name": `${name.replace(/\.[a-z]+$/i, "")}-${kind}.jsonl` }, words) : null);
-  const cancel = OVER.includes(one.status) || one.status === "cancelling" ? null : h("button", { type: "button", class: "quiet", "data-cancel": one.id, "aria-label": `Cancel ${name}` }, "Cancel");
+  const file = (id, words, kind) => (id ? quietly({ "data-file": id, "data-name": `${name.replace(/\.[a-z]+$/i, "")}-${kind}.jsonl` }, words) : null);
+  const cancel = OVER.includes(one.status) || one.status === "cancelling" ? null : quietly({ "data-cancel": one.id, "aria-label": `Cancel ${name}` }, "Cancel");
   return [one.id, "", [
     [h("b", {}, name), h("br"), h("small", {}, [one.id, one.model, one.endpoint].filter(Boolean).join(" · "))],
     h("span", { class: "phase", "data-state": one.status }, one.status.replace("_", " ")),

@@ -1,7 +1,7 @@
 // Chat: conversations of this browser, one or two columns of what is said, and the field for what is asked next.
 
 import { key, onKeys, readModels } from "../frame/api.js";
-import { announce, h, toast } from "../frame/dom.js";
+import { announce, h, quietly, toast } from "../frame/dom.js";
 import { on } from "../frame/feed.js";
 import { plural } from "../frame/format.js";
 import { go, href, ROOT } from "../frame/router.js";
@@ -90,7 +90,7 @@ class Page {
   }
 
   button(words, act, more = {}) {
-    const made = h("button", { type: "button", class: "quiet", ...more }, words);
+    const made = quietly(more, words);
     made.addEventListener("click", act);
     return made;
   }

@@ -1,7 +1,7 @@
 // Compare: how alike a few texts are by a model of vectors, or which documents answer a query best.
 
 import { call, key, onKeys, readModels } from "../frame/api.js";
-import { button, h, scroll } from "../frame/dom.js";
+import { button, h, scroll, section } from "../frame/dom.js";
 import { plural } from "../frame/format.js";
 import { openKeys } from "../frame/keys.js";
 import { fill, table } from "../frame/table.js";
@@ -17,7 +17,7 @@ export function mount(view, { signal }) {
   const area = h("textarea", { rows: 6, "aria-label": "Texts, one a line" });
   const run = h("button", { class: "primary" }, "Compare");
   const note = h("p", { class: "note", role: "status" });
-  const found = h("section", { class: "panel", "aria-label": "Result", hidden: true });
+  const found = section({ "aria-label": "Result", hidden: true });
   const form = h("form", { class: "panel" }, h("div", { class: "row" }, choice, model), query, area, h("div", { class: "row" }, run, note));
   area.value = "The cat sat on the mat.\nA kitten rests on a rug.\nParis is the capital of France.";
   view.append(form, found);

@@ -1,11 +1,11 @@
 // The fleet: workers as a table or a heat map, links between them, one worker with its orders.
 
 import { ApiError, key, setDraining, setRoles } from "../frame/api.js";
-import { confirmed, h, pairs, patch, scroll, toast } from "../frame/dom.js";
+import { confirmed, h, pairs, patch, scroll, section, toast } from "../frame/dom.js";
 import { feed, on } from "../frame/feed.js";
 import { ago, bytes, clock, count, length, ms, plural, rate, share } from "../frame/format.js";
 import { openKeys } from "../frame/keys.js";
-import { distinct, partsOf, shortName } from "../frame/names.js";
+import { distinct, partsOf, rolesOf, shortName } from "../frame/names.js";
 import { go, href } from "../frame/router.js";
 
 const MANY = 16; // workers, beyond which the heat map is shown first
@@ -106,12 +106,12 @@ function all(state, query) {
   const roles = [["prefill"], ["decode"], ["decode", "prefill"], ["pool"]].map((one) => state.workers.filter((worker) => [...worker.roles].sort().join() === one.join()).length);
   const counts = [`${plural(state.workers.length, "worker")}: ${roles[0]} prefill, ${roles[1]} decode${roles[2] ? `, ${roles[2]} both` : ""}${roles[3] ? `, ${roles[3]} pool` : ""}`, lost.length ? `${lost.length} lost` : ""].filter(Boolean).join(" · ");
   return [
-    h("section", { class: "panel", "data-key": "workers", "aria-labelledby": "workers-title" },
+    section({ "data-key": "workers", "aria-labelledby": "workers-title" },
       h("div", { class: "head" }, h("h2", { id: "workers-title" }, "Workers"), h("p", { class: "hint" }, counts), segments("view", { table: "Table", map: "Heat map" }, shown)),
       !workers.length ? h("p", { class: "empty" }, "No worker is heard. Start one: ./baton up, ./baton prefill, ./baton decode, ./baton pool.")
         : shown === "map" ? heatMap(workers, query) : table(workers, query)),
-    h("section", { class: "panel", "data-key": "gateways", "aria-labelledby": "gateways-title" }, h("h2", { id: "gateways-title" }, "Gateways"), gatewayTable(state)),
-    h("section", { class: "panel", "data-key": "links", "aria-labelledby": "links-title" }, h("h2", { id: "links-title" }, "KV links, last minute"), linksOf(state)),
+    section({ "data-key": "gateways", "aria-labelledby": "gateways-title" }, h("h2", { id: "gateways-title" }, "Gateways"), gatewayTable(state)),
+    section({ "data-key": "links", "aria-labelledby": "links-title" }, h("h2", { id: "links-title" }, "KV links, last minute"), linksOf(state)),
     h("details", { class: "panel counts", "data-key": "counts" }, h("summary", {}, "Placements, refusals and other counts since the gateways started"), countsOf(state)),
   ];
 }
@@ -145,7 +145,7 @@ function line(worker, { short, host }) {
     h("th", { scope: "row" }, h("a", { href: href("fleet", worker.id), title: worker.id }, short), worker.ranks > 1 ? h("span", { class: "hint", title: `${worker.ranks} ranks share its model` }, ` ×${worker.ranks}`) : null),
     h("td", { class: "host" }, host || "–"),
     h("td", { class: "status", title: worker.differs ?? "" }, h("span", { class: "light", "aria-hidden": "true" }), text, undo(worker)),
-    h("td", {}, [...worker.roles].sort().reverse().join(" + ")),
+    h("td", {}, rolesOf(worker, " + ")),
     h("td", {}, pools(worker) ? "–" : kv(worker)),
     h("td", {}, pools(worker) ? h("span", { class: "num" }, count(worker.running)) : h("span", { class: "bar-cell" }, gauge([[worker.running, "batch"]], worker.max_sequences), h("span", { class: "num" }, batchOf(worker)))),
     number(count(worker.waiting)),
@@ -244,7 +244,7 @@ function one(state, id) {
   if (!worker) return [back, h("p", { class: "panel empty", "data-key": "none" }, `No worker ${id} is heard.`)];
   const { short, host } = partsOf(id);
   const facts = [
-    ["host", host || "–"], ["up", age(worker)], ["roles", [...worker.roles].sort().reverse().join(" and ")], ["model", worker.model], ["context", `${count(worker.max_model_len)} tok`], ["transport", worker.transport],
+    ["host", host || "–"], ["up", age(worker)], ["roles", rolesOf(worker, " and ")], ["model", worker.model], ["context", `${count(worker.max_model_len)} tok`], ["transport", worker.transport],
     ...(worker.ranks > 1 ? [["ranks", count(worker.ranks)]] : []),
     ["batch", batchOf(worker)], ["waiting", count(worker.waiting)], [pools(worker) ? "to pool" : "to prefill", `${count(worker.queued_tokens)} tok`],
     ["output", worker.tokens_per_s === undefined ? "–" : `${count(worker.tokens_per_s)} tok/s`], [pools(worker) ? "pooled" : "generated", `${count(madeOf(worker))} tok`], ["device busy", worker.busy === undefined ? "–" : `${Math.round(100 * worker.busy)} %`],
@@ -263,8 +263,8 @@ function one(state, id) {
       h("div", { class: "head" }, h("h2", {}, h("span", { class: "light", "aria-hidden": "true" }), short, h("span", { class: "tag" }, told)), h("a", { class: "button", href: href("requests", { worker: id }) }, "Its requests")),
       pools(worker) ? null : [h("p", { class: "hint" }, "KV cache in use"), kv(worker)], pairs("numbers", facts),
       worker.lost_unix ? null : orders(worker, state)),
-    pools(worker) ? null : h("section", { class: "panel", "data-key": "links" }, h("h2", {}, "Its links, last minute"), linksOf(state, id)),
-    events.length ? h("section", { class: "panel", "data-key": "events" }, h("h2", {}, "Its events"), h("ul", { class: "told" }, events.map((event) => h("li", { "data-key": String(event.id) }, `${clock(event.at_unix)}  ${event.text}`, h("span", { class: "hint" }, ` ${ago(state.time_unix - event.at_unix)}`))))) : null,
+    pools(worker) ? null : section({ "data-key": "links" }, h("h2", {}, "Its links, last minute"), linksOf(state, id)),
+    events.length ? section({ "data-key": "events" }, h("h2", {}, "Its events"), h("ul", { class: "told" }, events.map((event) => h("li", { "data-key": String(event.id) }, `${clock(event.at_unix)}  ${event.text}`, h("span", { class: "hint" }, ` ${ago(state.time_unix - event.at_unix)}`))))) : null,
   ];
 }
 

@@ -1,11 +1,11 @@
 // Models: what is served and loaded, the aliases with their shares, and the files on the gateway's machine.
 
 import { call, key, onKeys, send } from "../frame/api.js";
-import { button, confirmed, h, pairs, patch, toast } from "../frame/dom.js";
+import { confirmed, h, pairs, patch, section, toast } from "../frame/dom.js";
 import { on } from "../frame/feed.js";
 import { bytes, count, plural } from "../frame/format.js";
-import { openKeys } from "../frame/keys.js";
-import { shortName } from "../frame/names.js";
+import { unread } from "../frame/keys.js";
+import { rolesOf, shortName } from "../frame/names.js";
 import { href } from "../frame/router.js";
 import { fill, table } from "../frame/table.js";
 
@@ -37,7 +37,7 @@ export function mount(view, { signal }) {
       }
     }))).find(Boolean);
     trouble.hidden = !failed;
-    if (failed) trouble.replaceChildren(...(failed.status === 401 ? [h("p", {}, "Aliases and files are shown with an admin key."), button("Enter the admin key", () => openKeys("admin"), { class: "primary" })] : [h("p", { class: "note error" }, failed.message)]));
+    if (failed) trouble.replaceChildren(...unread(failed, "Aliases and files are shown with an admin key."));
   }
 
   view.addEventListener("click", async (event) => {
@@ -51,7 +51,7 @@ export function mount(view, { signal }) {
   refresh();
 }
 
-const panel = (name, hint, content) => h("section", { class: "panel", "aria-label": name }, h("div", { class: "head" }, h("h2", {}, name), h("p", { class: "hint" }, hint)), content);
+const panel = (name, hint, content) => section({ "aria-label": name }, h("div", { class: "head" }, h("h2", {}, name), h("p", { class: "hint" }, hint)), content);
 
 // Loading lasts as long as it does.
 async function tell(model, what, more, said) {
@@ -66,12 +66,12 @@ async function tell(model, what, more, said) {
 function card(model, { models, workers }) {
   const own = workers.filter((worker) => models.length === 1 || worker.model === model.name);
   const [words, act] = stateOf(model, own);
-  return h("section", { class: "panel", "data-key": model.name, "aria-label": model.name },
+  return section({ "data-key": model.name, "aria-label": model.name },
     h("div", { class: "head" }, h("h2", {}, model.name), h("span", { class: "tag" }, words),
       act && h("button", { type: "button", [`data-${act}`]: model.name, "aria-label": `${act} ${model.name}` }, act === "load" ? "Load" : "Unload")),
     pairs("facts", factsOf(model, own).filter(([, value]) => value)),
     own.length ? h("dl", { class: "facts" }, own.map((worker) => h("div", { "data-key": worker.id }, h("dt", {}, h("a", { href: href("fleet", worker.id), title: worker.id }, shortName(worker.id))),
-      h("dd", {}, worker.kv_blocks ? `${[...worker.roles].sort().reverse().join(" and ")}; KV for ${count(worker.kv_blocks * worker.block_tokens)} tokens, ${bytes(worker.kv_blocks * worker.block_bytes)}` : `pool; ${count(worker.queued_tokens)} tokens wait`)))) : null);
+      h("dd", {}, worker.kv_blocks ? `${rolesOf(worker, " and ")}; KV for ${count(worker.kv_blocks * worker.block_tokens)} tokens, ${bytes(worker.kv_blocks * worker.block_bytes)}` : `pool; ${count(worker.queued_tokens)} tokens wait`)))) : null);
 }
 
 // A model's state in words, and the order that it can get: "load", "unload" or "". Pure.

@@ -2,7 +2,7 @@
 
 import { ApiError, call, operator } from "../frame/api.js";
 import { chart, newCursor } from "../frame/chart.js";
-import { h, patch } from "../frame/dom.js";
+import { h, patch, section } from "../frame/dom.js";
 import { feed, on } from "../frame/feed.js";
 import { ago, bytes, clock, count, ms, plural, seconds, share } from "../frame/format.js";
 import { shortName } from "../frame/names.js";
@@ -32,7 +32,7 @@ export function mount(view, { query, signal }) {
   const events = h("ol", { class: "log" });
   view.append(state, tiles,
     h("div", { class: "head" }, h("h2", {}, "History"), share, picker), charts,
-    h("section", { class: "panel", "aria-labelledby": "log-title" }, h("h2", { id: "log-title" }, "Events"), events));
+    section({ "aria-labelledby": "log-title" }, h("h2", { id: "log-title" }, "Events"), events));
 
   let span = spanOf(query);
   let shown = null; // what was fetched of the span

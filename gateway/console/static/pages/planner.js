@@ -2,7 +2,7 @@
 
 import { call, operator } from "../frame/api.js";
 import { chart, newCursor } from "../frame/chart.js";
-import { h, patch } from "../frame/dom.js";
+import { h, patch, section } from "../frame/dom.js";
 import { feed, on } from "../frame/feed.js";
 import { ago, clock, count, plural } from "../frame/format.js";
 import { shortName } from "../frame/names.js";
@@ -18,7 +18,7 @@ export function mount(view, { signal }) {
   const now = h("div", { class: "planners" });
   const charts = h("div", { class: "charts" });
   const list = h("ol", { class: "decisions" });
-  view.append(now, charts, h("section", { class: "panel", "aria-labelledby": "decisions-title" }, h("h2", { id: "decisions-title" }, "Decisions"),
+  view.append(now, charts, section({ "aria-labelledby": "decisions-title" }, h("h2", { id: "decisions-title" }, "Decisions"),
     h("p", { class: "hint" }, "Those that differ from the one before; each gateway lists what it heard."), list));
   const cursor = newCursor();
   const drawn = [
@@ -52,7 +52,7 @@ export function mount(view, { signal }) {
   ask();
 }
 
-const nobody = () => h("section", { class: "panel", "data-key": "nobody" }, h("h2", {}, "No planner is heard"),
+const nobody = () => section({ "data-key": "nobody" }, h("h2", {}, "No planner is heard"),
   h("p", {}, "A planner moves workers between prefill and decode while they serve, and says how many of each would be enough. Start one with ", h("code", {}, "./baton up --planner"), " or ", h("code", {}, "./baton planner"), "; with ", h("code", {}, "--plan-dry-run"), " it decides and moves nobody."));
 
 const LOW = 0.5; // load of a role
@@ -77,7 +77,7 @@ export function actsWords(one, planners) {
 }
 
 function card(one, planners) {
-  return h("section", { class: "panel", "data-key": one.planner },
+  return section({ "data-key": one.planner },
     h("div", { class: "head" }, h("h2", { title: one.planner }, shortName(one.planner)), h("span", { class: `tag ${one.acts ? "acts" : "dry"}` }, actsWords(one, planners))),
     h("p", { class: "reason" }, reasonWords(one)),
     h("div", { class: "roles" }, ROLES.map((role) => {

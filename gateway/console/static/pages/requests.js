@@ -1,7 +1,7 @@
 // Requests of all gateways: a live table with filters, and one of them with its time line, attempts and placement.
 
 import { ApiError, call, operator, readRequest } from "../frame/api.js";
-import { h, patch, scroll, toast } from "../frame/dom.js";
+import { h, patch, scroll, section, toast } from "../frame/dom.js";
 import { feed } from "../frame/feed.js";
 import { clock, count, ms } from "../frame/format.js";
 import { shortName } from "../frame/names.js";
@@ -55,7 +55,7 @@ function showTable(view, query, signal) {
     h("thead", {}, h("tr", {}, [["request"], ["time"], ["status"], ["tenant", "wide"], ["workers", "mid"], ["in", "num mid"], ["out", "num mid"], ["TTFT", "num"], ["total", "num"]]
       .map(([name, kind]) => h("th", { scope: "col", class: kind }, name)), axis)), body);
   const legend = h("div", { class: "legend", "aria-hidden": "true" }, ["read", "wait", "queue", "prefill", "frame", "decode"].map((kind) => h("span", {}, h("i", { class: kind }), kind === "decode" ? "decode" : KINDS[kind])));
-  view.append(h("section", { class: "panel", "aria-label": "Requests" }, filters, h("div", { class: "under" }, summary, legend), scroll("Requests", table)));
+  view.append(section({ "aria-label": "Requests" }, filters, h("div", { class: "under" }, summary, legend), scroll("Requests", table)));
 
   let timer = 0;
   let paused = false;

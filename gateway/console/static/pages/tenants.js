@@ -1,10 +1,10 @@
 // Keys and tenants: what each key used over time, and making, revoking and limiting, which needs the admin key.
 
 import { call, key, onKeys } from "../frame/api.js";
-import { button as quiet, confirmed, h, opened, toast } from "../frame/dom.js";
+import { button as quiet, confirmed, h, opened, quietly, section, toast } from "../frame/dom.js";
 import { on } from "../frame/feed.js";
 import { count, plural, seconds, share } from "../frame/format.js";
-import { openKeys } from "../frame/keys.js";
+import { unread } from "../frame/keys.js";
 import { fill, table } from "../frame/table.js";
 
 const SPANS = [[24, "24 hours"], [168, "7 days"], [744, "31 days"]];
@@ -45,12 +45,12 @@ export function mount(view, { signal }) {
   const keys = h("tbody", {});
   const tenants = h("tbody", {});
   const ended = h("label", { class: "check-label" }, h("input", { type: "checkbox", checked: showsEnded }), "Show revoked and expired");
-  const usage = h("section", { class: "panel", "aria-label": "Usage" }, h("div", { class: "head" }, h("h2", {}, "Usage by key"),
+  const usage = section({ "aria-label": "Usage" }, h("div", { class: "head" }, h("h2", {}, "Usage by key"),
     choice("Measure", MEASURES, measure, (value) => ((measure = value), draw())), choice("Span", SPANS, hours, (value) => ((hours = Number(value)), refresh()))), chart);
   const makeKey = button("Create key", () => createKey(page, refresh), { class: "primary" });
   const makeTenant = button("New tenant", () => editTenant(null, refresh));
-  const keysPanel = h("section", { class: "panel", "aria-label": "Keys" }, h("div", { class: "head" }, h("h2", {}, "Keys"), ended, makeKey), table(KEY_HEADS, keys));
-  const tenantsPanel = h("section", { class: "panel", "aria-label": "Tenants" }, h("div", { class: "head" }, h("h2", {}, "Tenants"), h("p", { class: "hint" }, "Cost and tokens since the gateways started; budgets as they are now"), makeTenant),
+  const keysPanel = section({ "aria-label": "Keys" }, h("div", { class: "head" }, h("h2", {}, "Keys"), ended, makeKey), table(KEY_HEADS, keys));
+  const tenantsPanel = section({ "aria-label": "Tenants" }, h("div", { class: "head" }, h("h2", {}, "Tenants"), h("p", { class: "hint" }, "Cost and tokens since the gateways started; budgets as they are now"), makeTenant),
       table(TENANT_HEADS, tenants));
   view.append(trouble, usage, keysPanel, tenantsPanel);
   ended.addEventListener("change", () => {
@@ -74,7 +74,7 @@ export function mount(view, { signal }) {
       if (signal.aborted) return;
       if (error.status === 401) [usage.hidden, keysPanel.hidden, makeTenant.hidden, tenantsPanel.hidden] = [true, true, true, !page.costs.length];
       trouble.hidden = false;
-      trouble.replaceChildren(...(error.status === 401 ? [h("p", {}, "Keys are made, listed and revoked with an admin key."), h("p", { class: "hint" }, "`baton up` without keys makes one: .baton/users/admin.key. Others have it by --admin-key, or by the tenants' file: baton keys new --admin prints the lines."), button("Enter the admin key", () => openKeys("admin"), { class: "primary" })] : [h("p", { class: "note error" }, error.message)]));
+      trouble.replaceChildren(...unread(error, "Keys are made, listed and revoked with an admin key.", "`baton up` without keys makes one: .baton/users/admin.key. Others have it by --admin-key, or by the tenants' file: baton keys new --admin prints the lines."));
     }
     draw();
   }
@@ -163,7 +163,7 @@ function drawKeys(body, page) {
       h("span", { class: "phase", "data-state": one.state }, one.state),
       day(one.created_at), one.expires_at ? day(one.expires_at) : isMade ? "never" : "–",
       used.length ? `${plural(requests, "request")}, ${count(tokens)} tok` : "–",
-      isMade && one.state === "active" ? h("button", { type: "button", class: "quiet", "data-revoke": one.id, "aria-label": `Revoke ${one.name || one.id}` }, "Revoke") : null]];
+      isMade && one.state === "active" ? quietly({ "data-revoke": one.id, "aria-label": `Revoke ${one.name || one.id}` }, "Revoke") : null]];
   }), page.open ? "No key yet: whoever reaches this gateway may use it." : "No key to show.");
 }
 
@@ -227,7 +227,7 @@ function drawTenants(body, page) {
     const used = page.costs.find((one) => one.tenant === name);
     const keys = page.keys.filter((one) => one.tenant === name && one.state === "active").length;
     const told = [options?.source === "file" ? "in the file" : (options?.source ?? ""), keys ? plural(keys, "key") : "", options && options.weight !== 1 ? `weight ${options.weight}` : ""];
-    const act = (verb, words, data) => h("button", { type: "button", class: "quiet", "aria-label": `${words} ${name}`, [`data-${data}`]: name }, verb);
+    const act = (verb, words, data) => quietly({ "aria-label": `${words} ${name}`, [`data-${data}`]: name }, verb);
     return [name, "", [
       [h("b", {}, name), h("br"), h("small", {}, told.filter(Boolean).join(", "))],
       limits(options, used), count(used?.requests),
