@@ -5,19 +5,22 @@ T tokens of all texts, E hidden size, H heads, D head size.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 import torch
-from torch.nn.functional import relu, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 
-from engine.formats.product import Format, Linear, LinearSpec, as_product, declare
-from engine.kernels.activation import ACTIVATIONS
+from engine.formats.forms import Added, summed
+from engine.formats.product import Format, LinearSpec, as_product, declare
+from engine.kernels.device import use_triton
+from engine.kernels.native import floats
+from engine.kernels.rope import Heads, rope_and_write_kv
 from engine.model.layers.building import declare_norm
-from engine.model.layers.norm import Norm
+from engine.model.layers.norm import Norm, RmsNorm
 from engine.model.rope import cos_sin_table
 from engine.pooling.adapters import Adapters
+from engine.pooling.masks import DistanceBias, Masks
+from engine.pooling.products import Adapted, Product
 from engine.pooling.spec import (
     EncoderAttentionSpec,
     EncoderLayerSpec,
@@ -25,54 +28,9 @@ from engine.pooling.spec import (
     FeedForwardSpec,
     TokensSpec,
 )
+from engine.pooling.texts import Texts
 from engine.spec.scaling import RopeSpec
 from engine.weights.parameters import Shard, Weights, whole
-
-Act = Callable[[torch.Tensor], torch.Tensor]
-ACTS: dict[str, Act] = {**ACTIVATIONS, "relu": relu, "tanh": torch.tanh}
-# Queries that are computed together where there is a window.
-QUERIES_AT_ONCE = 1024
-# Distances that have biases of their own, and the one that all longer ones are taken for.
-BUCKETS, FARTHEST = 32, 128
-
-
-@dataclass(frozen=True, slots=True)
-class Texts:
-    """The inputs of a pass: those of one length stand side by side, so that attention takes them at once."""
-
-    tokens: torch.Tensor  # [T]
-    types: torch.Tensor | None  # [T]; None: all 0
-    positions: torch.Tensor  # [T], from 0 in each text
-    lengths: tuple[int, ...]
-    seen: tuple[int, ...] | None = None  # first tokens of each text that its others see; None: all
-    # Number of texts, their length, and how many of their tokens are seen, in order.
-    runs: tuple[tuple[int, int, int], ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        runs = list[tuple[int, int, int]]()
-        for length, seen in zip(self.lengths, self.seen or self.lengths, strict=True):
-            count = runs.pop()[0] if runs and runs[-1][1:] == (length, seen) else 0
-            runs.append((count + 1, length, seen))
-        object.__setattr__(self, "runs", tuple(runs))
-
-    @classmethod
-    def of(
-        cls,
-        inputs: Sequence[Sequence[int]],
-        seconds: Sequence[int],
-        device: torch.device,
-        *,
-        seen: Sequence[int] | None = None,
-    ) -> Texts:
-        """`seconds`: where the second text of each input begins; 0: nowhere."""
-        lengths = tuple(map(len, inputs))
-        tokens = torch.tensor([token for one in inputs for token in one], dtype=torch.long)
-        positions = torch.cat([torch.arange(length) for length in lengths])
-        types = None
-        if any(seconds):
-            begins = [begin or length for begin, length in zip(seconds, lengths, strict=True)]
-            types = torch.cat([(torch.arange(n) >= b).long() for b, n in zip(begins, lengths, strict=True)]).to(device)
-        return cls(tokens.to(device), types, positions.to(device), lengths, None if seen is None else tuple(seen))
 
 
 class Encoder:
@@ -82,7 +40,7 @@ class Encoder:
         self.spec, self.weights = spec, weights
         self.adapters = None if spec.adapters is None else Adapters(spec.adapters, weights)
         self._tokens = _Tokens(spec.tokens, self)
-        self._bias = _DistanceBias(spec.layers[0].attention, weights) if spec.layers[0].attention.distances else None
+        self._bias = DistanceBias(spec.layers[0].attention, weights) if spec.layers[0].attention.distances else None
         self._ropes = dict[tuple[RopeSpec, int], torch.Tensor]()
         self._longest = longest
         self._layers = [_Layer(its, spec.under.format(at), self) for at, its in enumerate(spec.layers)]
@@ -92,11 +50,11 @@ class Encoder:
         """Return each token's vector [T, E]. `adapter`: its number; None: the model without one."""
         if self.adapters is not None:
             self.adapters.chosen = adapter
-        x = self._tokens(texts)
-        masks = _Masks(self._bias, x.device)
+        x, added = self._tokens(texts), None
+        masks = Masks(self._bias, texts)
         for layer in self._layers:
-            x = layer(x, texts, masks)
-        return x if self._final is None else self._final(x)
+            x, added = layer(x, added, texts, masks)
+        return _normed(self._final, x, added)[0]
 
     @property
     def tokens_table(self) -> torch.Tensor:
@@ -106,19 +64,30 @@ class Encoder:
     def norm(self, name: str, size: int = 0) -> Norm | None:
         return declare_norm(self.spec.norms, self.weights, name, size or self.spec.hidden_size) if name else None
 
-    def linear(self, under: str, names: Sequence[str], inputs: int, sizes: Sequence[int], *, bias: bool) -> Linear:
-        """Declare a product of several modules, or of a single one with the outputs of all."""
+    def linear(
+        self, under: str, names: Sequence[str], inputs: int, sizes: Sequence[int], *,
+        bias: bool, activation: str = "", is_gated: bool = False, is_up_first: bool = False,
+    ) -> Product:  # fmt: skip
+        """Declare a product of several modules, or of a single one with the outputs of all; see `Product`."""
         outputs = dict(zip(names, sizes, strict=True)) if len(names) > 1 else {names[0]: sum(sizes)}
         its = LinearSpec(inputs=inputs, outputs=outputs, bias=bias, shard=Shard.NONE)
-        return as_product(declare(its, self._format_of, self.weights, under=under))
+        linear = as_product(declare(its, self._format_of, self.weights, under=under))
+        return Product(linear, self.weights, activation=activation, is_gated=is_gated, is_up_first=is_up_first)
 
-    def product(self, under: str, names: Sequence[str], inputs: int, sizes: Sequence[int], *, bias: bool) -> Act:
+    def product(
+        self, under: str, names: Sequence[str], inputs: int, sizes: Sequence[int], *,
+        bias: bool, activation: str = "", is_gated: bool = False, is_up_first: bool = False,
+    ) -> Product | Adapted:  # fmt: skip
         """`linear`, and what an adapter adds to it."""
-        found = self.linear(under, names, inputs, sizes, bias=bias)
         if self.adapters is None:
-            return found
+            return self.linear(
+                under, names, inputs, sizes,
+                bias=bias, activation=activation, is_gated=is_gated, is_up_first=is_up_first,
+            )  # fmt: skip
         [name] = names
-        return self.adapters.beside(found, under + name, inputs, sum(sizes))
+        plain = self.linear(under, names, inputs, sizes, bias=bias)
+        both = self.adapters.beside(plain, under + name, inputs, sum(sizes))
+        return Adapted(both, activation, is_gated=is_gated, is_up_first=is_up_first)
 
     def _format_of(self, module: str) -> Format:
         return self.spec.quantization.format_of(self.spec.stored.theirs(module))
@@ -158,7 +127,7 @@ class _Tokens:
                 x += more
         if self._positions is not None:
             x += self._positions[texts.positions + self._first]
-        return x if self._norm is None else self._norm(x)
+        return _normed(self._norm, x)[0]
 
     def _of_words(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.table[tokens]
@@ -167,84 +136,47 @@ class _Tokens:
         return x
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Some queries of a text, the keys that they meet, and biases or which of them are seen; None: all, or all before."""
-
-    queries: slice
-    keys: slice
-    mask: torch.Tensor | None  # [H or none, queries, keys]
-
-
-class _Masks:
-    """The biases and masks of a pass, by length and reach: layers share them."""
-
-    def __init__(self, bias: _DistanceBias | None, device: torch.device) -> None:
-        self._bias, self._device = bias, device
-        self._known = dict[tuple[int, ...], torch.Tensor]()
-
-    def parts(self, length: int, spec: EncoderAttentionSpec) -> Iterator[_Part]:
-        """The queries of a text: with a window so many at a time, so that neither work nor memory grows by its square."""
-        reach, whole = spec.reach, slice(0, length)
-        if self._bias is not None:
-            if (length,) not in self._known:
-                self._known[length,] = self._bias(length)
-            yield _Part(whole, whole, self._known[length,])
-        elif not reach or length <= reach + 1:
-            yield _Part(whole, whole, None)
-        else:
-            for begin in range(0, length, QUERIES_AT_ONCE):
-                end = min(begin + QUERIES_AT_ONCE, length)
-                first, last = max(0, begin - reach), end if spec.is_causal else min(length, end + reach)
-                mask = self._near(end - begin, last - first, begin - first, reach, spec.is_causal)
-                yield _Part(slice(begin, end), slice(first, last), mask)
-
-    def _near(self, queries: int, keys: int, before: int, reach: int, is_causal: bool) -> torch.Tensor:
-        """Return which keys are seen; `before` of them precede the first query."""
-        key = (queries, keys, before, reach, is_causal)
-        if key not in self._known:
-            behind = (
-                torch.arange(queries, device=self._device)[:, None] + before - torch.arange(keys, device=self._device)
-            )
-            self._known[key] = (behind >= 0) & (behind <= reach) if is_causal else behind.abs() <= reach
-        return self._known[key]
-
-
-class _DistanceBias:
-    """A bias of each head by distance, in buckets that grow with it."""
-
-    def __init__(self, spec: EncoderAttentionSpec, weights: Weights) -> None:
-        self._table = weights.new(whole(f"{spec.distances}.weight", BUCKETS, spec.num_heads))
-
-    def __call__(self, length: int) -> torch.Tensor:
-        """Return [H, length, length]."""
-        at = torch.arange(length)
-        half = BUCKETS // 2
-        exact = half // 2
-        behind = at[:, None] - at
-        far = behind.abs()
-        share = torch.log(far.float().clamp(min=1) / exact) / math.log(FARTHEST / exact)
-        wide = (exact + (share * (half - exact)).long()).clamp(max=half - 1)
-        buckets = torch.where(far < exact, far, wide) + (behind < 0) * half
-        return self._table[buckets.to(self._table.device)].permute(2, 0, 1)
-
-
 class _Attention:
     """Every token of a text meets the others, or those near it."""
 
     def __init__(self, spec: EncoderAttentionSpec, under: str, model: Encoder) -> None:
         hidden = model.spec.hidden_size
-        self._spec = spec
+        self._spec, self._scale = spec, spec.scale or spec.head_dim**-0.5
         sizes = (spec.width, spec.kv_width, spec.kv_width)
         self._inputs = model.product(under, spec.inputs, hidden, sizes, bias=spec.has_bias)
         self._output = model.product(under, (spec.output,), spec.width, (hidden,), bias=spec.has_output_bias)
         self._norms = [model.norm(under + name, spec.head_dim) for name in spec.head_norms]
         self._rotations = None if spec.rope is None else model.rotations(spec.rope, spec.head_dim)
+        self._rotation = _in_one_kernel(self._norms)
 
-    def __call__(self, x: torch.Tensor, texts: Texts, masks: _Masks) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, texts: Texts, masks: Masks) -> torch.Tensor:
+        return self._output(self._met(self._inputs(x), texts, masks))
+
+    def onto(self, residual: torch.Tensor, x: torch.Tensor, texts: Texts, masks: Masks) -> Added:
+        """Add to `residual` in place, or return what is to be added; see `Product.onto`."""
+        return self._output.onto(residual, self._met(self._inputs(x), texts, masks))
+
+    def _met(self, product: torch.Tensor, texts: Texts, masks: Masks) -> torch.Tensor:
+        """Return [T, Hq D]."""
+        spec, heads = self._spec, self._heads(product, texts)
+        if not masks.are_biases and texts.seen is None and spec.head_dim <= floats.MOST_DIM and floats.takes(product):
+            before, after = spec.reach or -1, 0 if spec.is_causal else spec.reach or -1
+            found = floats.attend(*heads, masks.pieces, scale=self._scale, before=before, after=after)
+        else:
+            found = self._met_by_length(heads, texts, masks)
+        return found.flatten(1)
+
+    def _heads(self, product: torch.Tensor, texts: Texts) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries [T, Hq, D], keys and values [T, Hkv, D], normed and rotated."""
         spec, dim = self._spec, self._spec.head_dim
+        if self._rotations is not None and self._rotation is not None and use_triton(product):
+            kept = product.new_empty(len(product), 2, 1, spec.kv_width // dim, dim)  # a pool of blocks of one token
+            queries = rope_and_write_kv(
+                product, texts.positions, self._rotations, texts.places, kept, self._rotation, is_spare=True
+            )
+            return queries, kept[:, 0, 0], kept[:, 1, 0]
         sizes = (spec.width, spec.kv_width, spec.kv_width)
-        queries, keys, values = (part.unflatten(1, (-1, dim)) for part in self._inputs(x).split(sizes, dim=1))
+        queries, keys, values = (part.unflatten(1, (-1, dim)) for part in product.split(sizes, dim=1))
         if len(self._norms) == 2:
             queries, keys = (
                 its if norm is None else norm(its) for norm, its in zip(self._norms, (queries, keys), strict=True)
@@ -252,11 +184,16 @@ class _Attention:
         if self._rotations is not None:
             table = self._rotations[texts.positions]
             queries, keys = _rotated(queries, table), _rotated(keys, table)
-        found, begin = x.new_empty(len(x), spec.num_heads, dim), 0
+        return queries, keys, values
+
+    def _met_by_length(self, heads: Sequence[torch.Tensor], texts: Texts, masks: Masks) -> torch.Tensor:
+        """Return [T, Hq, D], by torch: texts of one length at once."""
+        spec = self._spec
+        found, begin = torch.empty_like(heads[0], memory_format=torch.contiguous_format), 0
         for count, length, seen in texts.runs:
             end = begin + count * length
-            own = [part[begin:end].unflatten(0, (count, length)).transpose(1, 2) for part in (queries, keys, values)]
-            into = found[begin:end].view(count, length, spec.num_heads, dim)
+            own = [part[begin:end].unflatten(0, (count, length)).transpose(1, 2) for part in heads]
+            into = found[begin:end].unflatten(0, (count, length))
             for part in masks.parts(length, spec):
                 keys_seen = slice(part.keys.start, min(part.keys.stop, seen))
                 its = scaled_dot_product_attention(
@@ -266,11 +203,21 @@ class _Attention:
                     attn_mask=part.mask,
                     is_causal=spec.is_causal and part.mask is None,
                     enable_gqa=spec.kv_width < spec.width,
-                    scale=spec.scale or None,
+                    scale=self._scale,
                 )
                 into[:, part.queries].copy_(its.transpose(1, 2))
             begin = end
-        return self._output(found.view(len(x), -1))
+        return found
+
+
+def _in_one_kernel(norms: Sequence[Norm | None]) -> Heads | None:
+    """The norms and the rotation as `rope_and_write_kv` does them; None: it has no such norms."""
+    if not norms:
+        return Heads()
+    queries, keys = norms
+    if not isinstance(queries, RmsNorm) or not isinstance(keys, RmsNorm):
+        return None
+    return Heads(q_norm=queries.weight, k_norm=keys.weight, eps=queries.eps, norm_plus_one=queries.plus_one)
 
 
 def _rotated(states: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
@@ -285,20 +232,20 @@ class _FeedForward:
 
     def __init__(self, spec: FeedForwardSpec, under: str, model: Encoder) -> None:
         hidden, size = model.spec.hidden_size, spec.intermediate_size
-        self._spec, self._act = spec, ACTS[spec.activation]
         sizes = (size,) * (1 + spec.is_gated)
-        self._inputs = model.product(under, spec.inputs, hidden, sizes, bias=spec.has_bias)
+        self._inputs = model.product(
+            under, spec.inputs, hidden, sizes,
+            bias=spec.has_bias, activation=spec.activation, is_gated=spec.is_gated, is_up_first=spec.is_up_first,
+        )  # fmt: skip
         bias = spec.has_bias if spec.has_output_bias is None else spec.has_output_bias
         self._output = model.product(under, (spec.output,), size, (hidden,), bias=bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        states = self._inputs(x)
-        if not self._spec.is_gated:
-            return self._output(self._act(states))
-        gate, up = states.chunk(2, dim=-1)
-        if self._spec.is_up_first:
-            gate, up = up, gate
-        return self._output(self._act(gate) * up)
+        return self._output(self._inputs(x))
+
+    def onto(self, residual: torch.Tensor, x: torch.Tensor) -> Added:
+        """Add to `residual` in place, or return what is to be added; see `Product.onto`."""
+        return self._output.onto(residual, self._inputs(x))
 
 
 class _Layer:
@@ -311,15 +258,29 @@ class _Layer:
         self._norms = [model.norm(under + name if name else "") for name in spec.norms]
         self._after = [model.norm(under + name if name else "") for name in spec.after]
 
-    def __call__(self, x: torch.Tensor, texts: Texts, masks: _Masks) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, added: Added, texts: Texts, masks: Masks) -> tuple[torch.Tensor, Added]:
+        """Return the residual [T, E], and what is still to be added to it."""
         first, second = self._norms
-        if self._is_prenorm:
-            x = x + _normed(self._attention(_normed(x, first), texts, masks), self._after[0])
-            return x + _normed(self._mlp(_normed(x, second)), self._after[1])
-        x = x + self._attention(x, texts, masks)
-        x = _normed(x, first)
-        return _normed(x + self._mlp(x), second)
+        if not self._is_prenorm:
+            x, _ = _normed(first, x, self._attention.onto(x, x, texts, masks))
+            return _normed(second, x, self._mlp.onto(x, x))[0], None
+        attention_norm, mlp_norm = self._after
+        normed, x = _normed(first, x, added)
+        if attention_norm is None:
+            added = self._attention.onto(x, normed, texts, masks)
+        else:
+            added = attention_norm(self._attention(normed, texts, masks))
+        normed, x = _normed(second, x, added)
+        return x, self._mlp.onto(x, normed) if mlp_norm is None else mlp_norm(self._mlp(normed))
 
 
-def _normed(x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
-    return x if norm is None else norm(x)
+def _normed(norm: Norm | None, x: torch.Tensor, added: Added = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the norm of x + added, and that sum."""
+    if isinstance(norm, RmsNorm):
+        return norm.of_sum(added, x)
+    total = summed(added, x)
+    if norm is None:
+        return total, total
+    if floats.takes(total):
+        return floats.layer_norm(total, norm.weight, norm.bias, norm.eps), total
+    return norm(total), total

@@ -11,11 +11,12 @@ import torch
 
 from engine.checkpoint.fingerprint import model_fingerprint
 from engine.families.quantised import ONLINE
-from engine.pooling.encoder import Encoder, Texts
+from engine.pooling.encoder import Encoder
 from engine.pooling.families import read_encoder_spec
 from engine.pooling.heads import LabelHead, Spans, VectorHead, cut
 from engine.pooling.late import lexical, maxsim, seen_of, with_vectors, with_weights
 from engine.pooling.spec import EncoderSpec
+from engine.pooling.texts import Texts
 from engine.resolving import resolve_dtype, resolve_max_model_len
 from engine.spec.model import UnsupportedModelError
 from engine.weights.loader import load_weights, most_elements

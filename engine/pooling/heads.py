@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 from torch.nn.functional import gelu, linear, normalize, relu, silu
 
-from engine.pooling.encoder import ACTS, Encoder
+from engine.pooling.encoder import Encoder
+from engine.pooling.products import ACTS
 from engine.pooling.spec import ClassifierSpec, EncoderSpec
 from engine.weights.loader import load_weights, most_elements
 from engine.weights.parameters import Parameter, Part, Weights, whole

@@ -27,10 +27,12 @@ log = logging.getLogger("baton.engine")
 
 FOLDER = Path(__file__).parent
 # Compilers that fuse products with sums would differ in bits. Sums of whole numbers may overflow where a row is no number.
-FLAGS = ("-O3", "-shared", "-fPIC", "-std=gnu11", "-ffp-contract=off", "-fwrapv")
+# A function of a library that isn't linked is an error here, not where the kernels are loaded.
+FLAGS = ("-O3", "-shared", "-fPIC", "-std=gnu11", "-ffp-contract=off", "-fwrapv", "-Wl,-z,defs")
 COMPILERS = ("cc", "gcc", "clang")
 COMPILE_S = 120.0
-_NEEDED = {"avx2", "fma", "f16c"}  # flags in /proc/cpuinfo
+# Instructions that `shared.h` names, as /proc/cpuinfo has them.
+NARROW = frozenset({"avx2", "fma", "f16c"})
 
 
 class NotCompiledError(Exception):
@@ -75,11 +77,12 @@ def is_suitable() -> bool:
     """True on an x86-64 with AVX2, unless `ATEN_CPU_CAPABILITY` forbids it."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return False
-    return torch.backends.cpu.get_cpu_capability() != "DEFAULT" and _features() >= _NEEDED
+    return torch.backends.cpu.get_cpu_capability() != "DEFAULT" and features() >= NARROW
 
 
 @functools.cache
-def _features() -> frozenset[str]:
+def features() -> frozenset[str]:
+    """This processor's flags in /proc/cpuinfo; none if it can't be read."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from engine.families.reading import Fields, dtype_of
-from engine.pooling.encoder import BUCKETS
 from engine.pooling.families.reading import activation_of, heads_of, names_of
+from engine.pooling.masks import BUCKETS
 from engine.pooling.spec import (
     ClassifierSpec,
     EncoderAttentionSpec,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import re
 import shutil
 import stat
 import threading
@@ -17,6 +18,7 @@ import pytest
 from engine.config import CacheConfig, EngineConfig
 from engine.engine import Engine
 from engine.kernels import native
+from engine.kernels.native import floats
 from tests.unit.house.measures import ROOT
 
 pytestmark = pytest.mark.skipif(not native.is_suitable(), reason="no AVX2")
@@ -38,6 +40,26 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path
+
+
+def test_instructions_that_are_asked_for_are_those_that_sources_name() -> None:
+    named = dict[str, frozenset[str]]()
+    for source in ("shared.h", "wide.h"):
+        text = (native.FOLDER / source).read_text(encoding="utf-8")
+        for name, before, found in re.findall(r'#define (NARROW|WIDER) (\w+ )?"([\w,]+)"', text):
+            named[name] = frozenset(filter(None, found.split(","))) | named.get(before.strip(), frozenset())
+    assert named == {"NARROW": native.NARROW, "WIDER": floats.WIDER}
+
+
+@pytest.mark.parametrize("missing", sorted(floats.WIDER))
+def test_a_processor_without_one_of_the_instructions_does_without_the_kernels(
+    missing: str, real: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(floats, "has_avx512", lambda: True)
+    monkeypatch.setattr(native, "features", lambda: floats.WIDER)
+    assert floats.is_usable.__wrapped__()
+    monkeypatch.setattr(native, "features", lambda: floats.WIDER - {missing})
+    assert not floats.is_usable.__wrapped__()
 
 
 def test_without_a_compiler_it_says_so_and_what_to_install(alone: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,8 +11,9 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from engine.pooling import encoder
+from engine.kernels.native import floats
 from engine.pooling import engine as pooling_engine
+from engine.pooling import masks
 from engine.pooling.engine import PoolingInput
 from engine.pooling.heads import cut
 from tests.pooling_models import FAMILIES, build_pooling_model
@@ -67,12 +68,24 @@ def test_tokens_vectors_are_those_of_transformers(family: str, changes: dict[str
 def test_windows_of_long_texts_are_computed_part_by_part(
     family: str, changes: dict[str, Any], at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(floats, "is_usable", lambda: False)  # by torch
     engine = engine_of(build_pooling_model(tmp_path, family, **changes))
     asked = [PoolingInput(tokens=text, work="token_embed", is_raw=True) for text in inputs()]
     whole = engine.compute(asked)
-    monkeypatch.setattr(encoder, "QUERIES_AT_ONCE", at_once)
+    monkeypatch.setattr(masks, "QUERIES_AT_ONCE", at_once)
     for found, wanted in zip(engine.compute(asked), whole, strict=True):
         torch.testing.assert_close(found, wanted, **EXACT)
+
+
+@pytest.mark.skipif(not floats.is_usable(), reason="needs AVX-512 and a compiler")
+@pytest.mark.parametrize("family", ["BertModel", "ModernBertModel", "Qwen3Model"])
+def test_kernels_give_the_same_bits_alone_and_among_others(family: str, tmp_path: Path) -> None:
+    folder = build_pooling_model(tmp_path, family)
+    asked = [PoolingInput(tokens=text, work="token_embed", is_raw=True) for text in inputs()]
+    together = engine_of(folder, num_threads=2).compute(asked)
+    engine = engine_of(folder, num_threads=1)
+    for one, found in zip(asked, together, strict=True):
+        assert torch.equal(engine.compute([one])[0], found)
 
 
 def _pooled(states: torch.Tensor, mode: str) -> torch.Tensor:

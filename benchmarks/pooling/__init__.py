@@ -1,0 +1,1 @@
+"""Speed of models that pool, on a CPU beside other engines, on a GPU beside its arithmetic."""

@@ -1,0 +1,33 @@
+"""Models that pool, by the kernels of GPUs: a random one of a class against transformers."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+import torch
+
+from engine.kernels.rope import rope_and_write_kv
+from engine.pooling import encoder
+from engine.pooling.engine import PoolingInput
+from tests.pooling_models import build_pooling_model
+from tests.unit.engine.pooling.references import EXACT, engine_of, inputs, reference
+
+# Calls of the fused kernel, one a layer: without norms of heads, with them, and with weights that are less by 1.
+ROTATED = {"ModernBertModel": 3, "NomicBertModel": 3, "Qwen3Model": 3, "Gemma3TextModel": 3}
+
+
+def interpret(family: str) -> None:
+    """For `interpreter`."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = build_pooling_model(Path(folder), family)
+        engine, theirs, texts = engine_of(model), reference(model), inputs()[1:5]
+        asked = [PoolingInput(tokens=text, work="token_embed", is_raw=True) for text in texts]
+        with mock.patch.object(encoder, "rope_and_write_kv", wraps=rope_and_write_kv) as fused:
+            found = engine.compute(asked)
+        assert fused.call_count == ROTATED[family]
+        for text, own in zip(texts, found, strict=True):
+            with torch.no_grad():
+                wanted = theirs(torch.tensor([text])).last_hidden_state[0].float()
+            torch.testing.assert_close(own, wanted, **EXACT)
