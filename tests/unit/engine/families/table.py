@@ -24,7 +24,7 @@ from tests.unit.engine.families.rewritten import REWRITTEN
 from tests.unit.engine.families.sizes import cards
 from tests.unit.gateway.parsing.families import formats_of
 
-HEAD = """\
+HEAD = '''\
 # Models
 
 This page is about models that generate; [embeddings](embeddings.md) lists those of vectors and scores.
@@ -44,8 +44,9 @@ than keys (MiMo-V2) are kept with zeros up to a key's size: its pool is a fifth 
 factors are used where `--max-model-len` is above `original_max_position_embeddings`, for short prompts too. Dynamic NTK
 changes nothing up to `max_position_embeddings`, and no worker goes beyond.
 
-Other causal models of `transformers` run over Baton's cache by its own code, where it is installed: `--model-impl auto` does
-so for architectures that are not below, with a line in the log, and `--model-impl transformers` for any. That is slow:
+Other causal models of `transformers` run over Baton's cache by its own code, where it is installed (the extra
+`transformers`): `--model-impl auto` does so for architectures that are not below, with a line in the log, and `--model-impl
+transformers` for any. That is slow:
 nothing is fused, and no graph is captured. Refused by name: models with states, attention of their own (biases, latents),
 masks of their own, LongRoPE and dynamic ropes. Six are checked as above.
 
@@ -64,6 +65,39 @@ it refuses GPT-2, GPT-J, BLOOM, Falcon and MPT.
 
 [GGUF files](gguf.md) of some of them are read, too.
 
+## A family of your own
+
+A package that is installed beside Baton may bring families: entry points of the group `baton.families`, by the class in
+`config.json`. Gateway, `baton doctor` and `baton show` know the names; workers call the function, which reads `config.json` into
+a `ModelSpec`, as those in `engine/families` do. Layers are those that Baton computes. Its `pyproject.toml`:
+
+```toml
+[project]
+name = "pencil-for-baton"
+version = "1"
+
+[project.entry-points."baton.families"]
+PencilForCausalLM = "pencil:read_pencil"
+```
+
+and its `pencil.py`, for a Llama whose gate has another name for its size:
+
+```python
+from engine.families.meta import read_llama
+from engine.families.reading import Fields
+from engine.spec.model import ModelSpec
+
+
+def read_pencil(fields: Fields) -> ModelSpec:
+    """Llama, with `ffn_size`."""
+    size = fields.number("ffn_size")
+    fields.ignore("ffn_size")  # the copy below has it, too
+    return read_llama(fields.with_values(intermediate_size=size))
+```
+
+A field that the function does not read is refused, as with Baton's own. A name that Baton has stays Baton's. The functions are
+not a stable interface yet: name Baton's version in the package's requirements.
+
 A worker is one GPU, or one for each of its [ranks](operations.md#ranks), which ran on CPUs alone so far. So the largest of
 these are served in small relatives only, or not yet:
 
@@ -81,7 +115,7 @@ This page is written by `python -m tests.unit.engine.families.table > docs/model
 
 | maker | architecture | what | switches that were checked | calls | reasoning |
 |---|---|---|---|---|---|
-"""
+'''
 NAMES = {
     "backwards": "rotation backwards",
     "clip": "queries, keys, values cut off",
