@@ -182,13 +182,12 @@ class ServedModelOptions(ModelSettings):
     @classmethod
     def _named(cls, models: str) -> str:
         names = set[str]()
-        for name, folder in pairs(models):
+        for entry, (name, folder) in zip(entries(models), pairs(models), strict=True):
             if not name or not folder:
-                told = name or f"={folder}"
-                raise ConfigError(f"--served-models: {told!r} is not name=folder, like chat=/models/chat")
+                raise ConfigError(f"--served-models: {entry!r} is not name=folder, like chat=/models/chat")
             if (ANY in name) != (folder == ANY):
                 raise ConfigError(
-                    f"--served-models: '{name}={folder}': a pattern of names has {ANY} in it, and {ANY} as its folder"
+                    f"--served-models: {entry!r}: a pattern of names has {ANY} in it, and {ANY} as its folder"
                 )
             if name in names:
                 raise ConfigError(f"--served-models: two models are called {name!r}; give each its own name")
