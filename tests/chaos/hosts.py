@@ -65,7 +65,7 @@ async def _until(holds: Callable[[], bool]) -> None:
 
 
 async def _held(running: Followed) -> list[str]:
-    """What workers still hold some time after the load."""
+    """KV blocks and states that workers still hold some time after the load."""
     give_up_at = time.monotonic() + IDLE_WITHIN_S
     while True:
         left = checks.held(list(running.peers.states.values()), [OWN])

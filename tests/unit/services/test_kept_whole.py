@@ -1,4 +1,4 @@
-"""What is found in the cache is whole: all folders of a model of vectors, bytes on the disk, copies as links."""
+"""Models of the cache are whole: all folders of a model of vectors, bytes on the disk, copies as links."""
 
 from __future__ import annotations
 

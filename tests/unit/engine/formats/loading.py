@@ -35,7 +35,7 @@ class Form:
 
 
 def answer(folder: Path, **config: Any) -> list[int]:
-    """What an engine says to a prompt, in the checkpoint's numbers unless a dtype is asked for."""
+    """Token ids of an engine's answer to a prompt, in the checkpoint's numbers unless a dtype is asked for."""
     engine = Engine(EngineConfig.of(model=folder, num_blocks=24, **{"dtype": "float32", **config}))
     return Generator(engine).run([new_sequence("one", PROMPT)])[0]
 
