@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from engine.families.reading import Fields, dtype_of
-from engine.pooling.families.reading import activation_of, heads_of, names_of
+from engine.pooling.families.reading import activation_of, heads_of, names_of, tokens_of
 from engine.pooling.masks import BUCKETS
 from engine.pooling.spec import (
     ClassifierSpec,
@@ -77,15 +79,11 @@ def _tables(fields: Fields, *, num_types: int) -> TokensSpec:
         raise UnsupportedModelError(
             f"config.json: pad_token_id = {first - 1} leaves none of max_position_embeddings = {positions}"
         )
-    return TokensSpec(
-        words="embeddings.word_embeddings",
-        vocab_size=fields.number("vocab_size"),
-        norm="embeddings.LayerNorm",
+    return replace(
+        tokens_of(fields, norm="embeddings.LayerNorm", num_types=num_types),
         positions="embeddings.position_embeddings",
         num_positions=positions,
         first_position=first,
-        types="embeddings.token_type_embeddings" if num_types else "",
-        num_types=num_types,
     )
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from engine.families.reading import Fields, dtype_of
-from engine.pooling.families.reading import activation_of, heads_of, names_of, rope_of
+from engine.pooling.families.reading import activation_of, heads_of, names_of, rope_of, tokens_of
 from engine.pooling.spec import (
     ClassifierSpec,
     EncoderAttentionSpec,
     EncoderLayerSpec,
     EncoderSpec,
     FeedForwardSpec,
-    TokensSpec,
 )
 from engine.spec.ends import NormSpec
 from engine.spec.model import UnsupportedModelError
@@ -54,13 +53,7 @@ def read_gte(fields: Fields, is_headed: bool) -> EncoderSpec:
     return EncoderSpec(
         hidden_size=fields.number("hidden_size"),
         max_position_embeddings=fields.number("max_position_embeddings"),
-        tokens=TokensSpec(
-            words="embeddings.word_embeddings",
-            vocab_size=fields.number("vocab_size"),
-            norm="embeddings.LayerNorm",
-            types="embeddings.token_type_embeddings" if types else "",
-            num_types=types,
-        ),
+        tokens=tokens_of(fields, norm="embeddings.LayerNorm", num_types=types),
         layers=(layer,) * fields.number("num_hidden_layers"),
         under="encoder.layer.{}.",
         norms=NormSpec(kind="layer", eps=fields.real("layer_norm_eps", 1e-12), has_bias=True),

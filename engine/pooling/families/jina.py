@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from engine.families.reading import Fields, dtype_of
-from engine.pooling.families.reading import activation_of, names_of, packed_attention, rope_of
-from engine.pooling.spec import AdaptersSpec, EncoderLayerSpec, EncoderSpec, FeedForwardSpec, TokensSpec
+from engine.pooling.families.reading import activation_of, names_of, packed_attention, rope_of, tokens_of
+from engine.pooling.spec import AdaptersSpec, EncoderLayerSpec, EncoderSpec, FeedForwardSpec
 from engine.spec.ends import NormSpec
 from engine.spec.model import UnsupportedModelError
 from modelfiles.jina import tasks_of
@@ -50,13 +50,7 @@ def read_jina(fields: Fields, is_headed: bool) -> EncoderSpec:
     return EncoderSpec(
         hidden_size=fields.number("hidden_size"),
         max_position_embeddings=fields.number("max_position_embeddings"),
-        tokens=TokensSpec(
-            words="embeddings.word_embeddings",
-            vocab_size=fields.number("vocab_size"),
-            norm="emb_ln",
-            types="embeddings.token_type_embeddings",
-            num_types=types,
-        ),
+        tokens=tokens_of(fields, norm="emb_ln", num_types=types),
         layers=(layer,) * fields.number("num_hidden_layers"),
         under="encoder.layers.{}.",
         norms=NormSpec(kind="layer", eps=fields.real("layer_norm_eps", 1e-5), has_bias=True),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from engine.families.reading.fields import Fields
-from engine.pooling.spec import EncoderAttentionSpec, FeedForwardSpec
+from engine.pooling.spec import EncoderAttentionSpec, FeedForwardSpec, TokensSpec
 from engine.spec.model import UnsupportedModelError
 from engine.spec.scaling import RopeSpec
 from engine.weights.names import StoredNames
@@ -48,6 +48,17 @@ def heads_of(fields: Fields) -> tuple[int, int]:
             f"config.json: num_attention_heads = {heads} does not divide hidden_size = {hidden}"
         )
     return heads, hidden // heads
+
+
+def tokens_of(fields: Fields, *, norm: str, num_types: int) -> TokensSpec:
+    """BERT's tables of words and, if there are any, types, without learnt positions."""
+    return TokensSpec(
+        words="embeddings.word_embeddings",
+        vocab_size=fields.number("vocab_size"),
+        norm=norm,
+        types="embeddings.token_type_embeddings" if num_types else "",
+        num_types=num_types,
+    )
 
 
 def names_of(prefix: str, *unused: str) -> StoredNames:

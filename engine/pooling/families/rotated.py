@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from engine.families.reading import SLIDING, Fields, dtype_of, layer_types
 from engine.families.reading.layers import FULL
-from engine.pooling.families.reading import activation_of, names_of, packed_attention, renamed, rope_of, swiglu
+from engine.pooling.families.reading import (
+    activation_of,
+    names_of,
+    packed_attention,
+    renamed,
+    rope_of,
+    swiglu,
+    tokens_of,
+)
 from engine.pooling.spec import ClassifierSpec, EncoderLayerSpec, EncoderSpec, FeedForwardSpec, TokensSpec
 from engine.spec.ends import NormSpec
 from engine.spec.model import UnsupportedModelError
@@ -91,13 +99,7 @@ def read_nomic_bert(fields: Fields, is_headed: bool) -> EncoderSpec:
     found = EncoderSpec(
         hidden_size=fields.number("hidden_size"),
         max_position_embeddings=fields.number("max_position_embeddings"),
-        tokens=TokensSpec(
-            words="embeddings.word_embeddings",
-            vocab_size=fields.number("vocab_size"),
-            norm="emb_ln",
-            types="embeddings.token_type_embeddings" if types else "",
-            num_types=types,
-        ),
+        tokens=tokens_of(fields, norm="emb_ln", num_types=types),
         layers=(layer,) * fields.number("num_hidden_layers"),
         under="encoder.layers.{}.",
         norms=NormSpec(kind="layer", eps=fields.real("layer_norm_eps", 1e-12), has_bias=True),
