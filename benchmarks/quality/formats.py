@@ -57,8 +57,7 @@ EXACT = "exact"  # of an arm: its products multiply the numbers that the format 
 ROUNDING = (
     "formats.grouped.multiplies_bytes",
     "families.quantised.gguf.multiplies_bytes",
-    "families.quantised.gguf.is_usable",
-    "families.quantised.is_usable",
+    "kernels.quantised.tiles.is_usable",
 )
 HEAD = ("lm_head",)
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}

@@ -18,7 +18,7 @@ from engine.kernels.quantised.fp8 import Fp8Rows
 from engine.kernels.quantised.groups import Groups, narrow
 from engine.kernels.quantised.int8 import MOST_INPUTS, multiplies_bytes, quantise
 from engine.kernels.quantised.tiles import Tiles
-from engine.weights.parameters import Weights
+from engine.weights.parameters import Placement, Weights
 
 # Part of a model's fingerprint: another rounding of rows needs another name.
 ROUNDED_IN_GROUPS = "rows of 8 bits in groups"
@@ -68,6 +68,24 @@ class Grouped:
         """Return the matrix [N, K] with inputs in the original order."""
         matrix = groups.dequantised.reference(self.weight.codes, self.weight, dtype)
         return matrix if self.order is None else matrix[:, self.order.argsort()]
+
+
+def takes_tiles(device: str, dtype: str) -> bool:
+    """True if products on a device multiply tiles, and nobody asked for floats. `dtype`: "auto", or the one asked for."""
+    return device == "cpu" and dtype in ("auto", "bfloat16") and tiles.is_usable()
+
+
+def suits_tiles(place: Placement, group: int) -> bool:
+    """True if a part of a module begins and ends between tiles, and between groups of inputs that share a scale."""
+    rows, columns = next(each for each in place.target if isinstance(each, slice)), place.source[-1]
+    is_whole = not (rows.start % tiles.OUTPUTS or columns.start % tiles.OF_ROWS)
+    return is_whole and tiles.suit(rows.stop - rows.start, columns.stop - columns.start, group)
+
+
+def allocate_tiles(shape: tuple[int, ...], weights: Weights, *, bits: int, group: int, has_minimums: bool) -> Tiles:
+    """Return memory for a matrix [..., N, K], whose products the model's fingerprint names."""
+    weights.differing[ROUNDED_IN_GROUPS] += 1
+    return tiles.allocate(*shape, bits=bits, group=group, has_minimums=has_minimums, device=weights.device)
 
 
 @dataclass(slots=True)

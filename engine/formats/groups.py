@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
 
 from engine.formats.dense import rows_of_each
-from engine.formats.grouped import ROUNDED_IN_GROUPS, Grouped, TiledLinear, serving
+from engine.formats.grouped import Grouped, TiledLinear, allocate_tiles, serving, suits_tiles
 from engine.formats.product import ExpertsSpec, KeptWhole, Linear, LinearSpec, as_product, declare_bias
 from engine.formats.stored import (
     Stored,
@@ -93,7 +93,7 @@ def declare_groups(
         return KeptWhole(as_product(whole))
     by_module = places_by_module(spec, weights)
     shape, every = weights.share(spec.parameter("")).shape, [place for places in by_module.values() for place in places]
-    is_tiled, shared = weights.in_tiles and suit_tiles(first, every, spec.inputs), _Shared()
+    is_tiled, shared = weights.in_tiles and _suit_tiles(first, every, spec.inputs), _Shared()
     product = (
         TiledLinear(_tiles(first, shape, spec.inputs, weights))
         if is_tiled
@@ -115,17 +115,12 @@ def _ends_groups(format: Grouping, share: int, inputs: int) -> bool:
     return share == inputs or (not format.has_order and (group == inputs or share % group == 0))
 
 
-def suit_tiles(format: Grouping, places: Sequence[Placement], inputs: int) -> bool:
-    """True if tiles hold a format's codes, and parts of modules begin and end between tiles and groups of inputs."""
+def _suit_tiles(format: Grouping, places: Iterable[Placement], inputs: int) -> bool:
+    """True if tiles hold a format's codes and all parts of its modules."""
     group = format.group_of(inputs)
-    return not (format.is_e2m1 or format.has_levels) and all(
-        not (rows.start % tiles.OUTPUTS or columns.start % tiles.OF_ROWS)
-        and tiles.suit(rows.stop - rows.start, columns.stop - columns.start, group=_tile_group(group))
-        and (group in tiles.GROUPS or group == inputs or group % tiles.OF_ROWS == 0)
-        for place in places
-        for rows in [next(each for each in place.target if isinstance(each, slice))]
-        for columns in [place.source[-1]]
-    )
+    is_whole = group in tiles.GROUPS or group == inputs or group % tiles.OF_ROWS == 0
+    are_numbers = not (format.is_e2m1 or format.has_levels)
+    return is_whole and are_numbers and all(suits_tiles(place, _tile_group(group)) for place in places)
 
 
 def _tile_group(group: int) -> int:
@@ -134,9 +129,8 @@ def _tile_group(group: int) -> int:
 
 
 def _tiles(format: Grouping, shape: tuple[int, ...], inputs: int, weights: Weights) -> Tiles:
-    weights.differing[ROUNDED_IN_GROUPS] += 1
     has_minimums, group = format.has_zeros or format.has_minimums, _tile_group(format.group_of(inputs))
-    return tiles.allocate(*shape, bits=format.bits, group=group, has_minimums=has_minimums, device=weights.device)
+    return allocate_tiles(shape, weights, bits=format.bits, group=group, has_minimums=has_minimums)
 
 
 def declare_group_experts(
@@ -152,7 +146,7 @@ def declare_group_experts(
     shape, shared = weights.share(spec.parameter()).shape, _Shared()
     places = own_modules(format, spec, weights, under=under)
     first = of_module(format, under + places[0].name)
-    is_tiled = weights.in_tiles and not first.has_order and suit_tiles(first, places, spec.inputs)
+    is_tiled = weights.in_tiles and not first.has_order and _suit_tiles(first, places, spec.inputs)
     if not is_tiled and not is_on_gpu:
         return plain_experts(format, spec, weights, under=under)
     if not _ends_groups(first, shape[-1], spec.inputs):
@@ -301,12 +295,12 @@ class _Rows:
             assert isinstance(target, slice)
             size = count if group == inputs else group
             if isinstance(self.weight, Tiles):
-                put_in_tiles(self.weight, target.start, own, size)
+                _put_in_tiles(self.weight, target.start, own, size)
             else:
                 put(self.weight, target.start, _packed(self.format, own, size))
 
 
-def put_in_tiles(weight: Tiles, begin: int, found: Unpacked, group: int) -> None:
+def _put_in_tiles(weight: Tiles, begin: int, found: Unpacked, group: int) -> None:
     """Pack rows from row `begin` on. Raises ValueError for scales that float16 does not hold.
 
     Zeros become minimums in float16, which cost less than a hundredth of a step of the codes.

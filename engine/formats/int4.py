@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.formats.dense import DENSE, ways_of
-from engine.formats.grouped import ROUNDED_IN_GROUPS, Grouped, TiledLinear, serving
+from engine.formats.grouped import Grouped, TiledLinear, allocate_tiles, serving
 from engine.formats.product import ExpertsSpec, KeptWhole, Linear, LinearSpec, declare_bias, kept_whole
 from engine.formats.stored import stage_rows
 from engine.kernels.device import use_triton
@@ -97,8 +97,7 @@ def _suit_tiles(shape: tuple[int, ...], weights: Weights) -> bool:
 
 
 def _tiles(shape: tuple[int, ...], weights: Weights) -> Tiles:
-    weights.differing[ROUNDED_IN_GROUPS] += 1
-    return tiles.allocate(*shape, bits=4, group=tiles.OF_ROWS, has_minimums=False, device=weights.device)
+    return allocate_tiles(shape, weights, bits=4, group=tiles.OF_ROWS, has_minimums=False)
 
 
 def _elements_at_once(device: torch.device) -> int:

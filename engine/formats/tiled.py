@@ -9,7 +9,7 @@ import torch
 
 from engine.formats.dense import DENSE, PLAIN_TABLES
 from engine.formats.gguf import KEPT, GgufBlocks, Kept
-from engine.formats.grouped import ROUNDED_IN_GROUPS, TiledLinear
+from engine.formats.grouped import ROUNDED_IN_GROUPS, TiledLinear, allocate_tiles, suits_tiles
 from engine.formats.product import ExpertsSpec, Linear, LinearSpec, Table, declare_bias
 from engine.formats.stored import (
     TEMPORARY_BYTES,
@@ -54,22 +54,13 @@ class GgufTiles:
         return linear
 
     def _allocate(self, shape: tuple[int, ...], weights: Weights) -> Tiles:
-        weights.differing[ROUNDED_IN_GROUPS] += 1
         kind = KINDS[self.blocks.kind]
-        return tiles.allocate(
-            *shape, bits=kind.bits, group=kind.group, has_minimums=kind.has_minimums, device=weights.device
-        )
+        return allocate_tiles(shape, weights, bits=kind.bits, group=kind.group, has_minimums=kind.has_minimums)
 
     def _suits(self, place: Placement, inputs: int) -> bool:
-        """True if a part of a module begins and ends between tiles and groups. `inputs`: the module's."""
-        rows, columns = next(each for each in place.target if isinstance(each, slice)), place.source[-1]
-        is_whole = not (rows.start % tiles.OUTPUTS or columns.start % tiles.OF_ROWS)
-        own = rows.stop - rows.start, columns.stop - columns.start
-        return (
-            is_whole
-            and tiles.suit(*own, group=KINDS[self.blocks.kind].group)
-            and not inputs % BLOCK_ELEMENTS[self.blocks.kind]
-        )
+        """True if tiles hold a part of a module of so many inputs, which are whole blocks."""
+        kind = self.blocks.kind
+        return suits_tiles(place, KINDS[kind].group) and not inputs % BLOCK_ELEMENTS[kind]
 
     def matrix(self, spec: LinearSpec, weights: Weights, *, under: str) -> torch.Tensor:
         return DENSE.matrix(spec, weights, under=under)

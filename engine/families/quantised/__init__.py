@@ -22,12 +22,12 @@ from engine.families.quantised.fields import check_letters
 from engine.families.reading.fields import Fields
 from engine.formats.dense import DENSE
 from engine.formats.fp8 import FP8_WHILE_LOADING
+from engine.formats.grouped import takes_tiles
 from engine.formats.int4 import INT4_WHILE_LOADING
 from engine.formats.int8 import INT8_TABLES, INT8_WHILE_LOADING
 from engine.formats.packed import Awq, Gptq, PackedRows, RowsOfBytes, SignedBytes
 from engine.formats.product import Format
 from engine.formats.quantization import EVERY, UNQUANTISED, Modules, Quantization
-from engine.kernels.quantised.tiles import is_usable
 from engine.spec.model import ModelSpec, UnsupportedModelError
 
 METHODS: dict[str, Callable[[Fields], Quantization]] = {
@@ -101,8 +101,7 @@ def in_tiles(spec: ModelSpec, *, device: str, dtype: str) -> ModelSpec:
     """
     found = spec.quantization
     forms = {form for _, form in found.groups if form is not DENSE}
-    is_asked = device == "cpu" and dtype in ("auto", "bfloat16")
-    if not (is_asked and forms and all(map(_is_of_whole_numbers, forms)) and is_usable()):
+    if not (forms and all(map(_is_of_whole_numbers, forms)) and takes_tiles(device, dtype)):
         return spec
     tiled = replace(found, in_tiles=True, kv_cache=found.kv_cache or "float16")
     return replace(spec, quantization=tiled, dtype="float32")

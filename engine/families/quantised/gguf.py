@@ -9,13 +9,13 @@ from pathlib import Path
 
 from engine.checkpoint.gguf_names import stored_in_gguf
 from engine.formats.gguf import KEPT, GgufBlocks
+from engine.formats.grouped import takes_tiles
 from engine.formats.int8 import INT8_TABLES, INT8_WHILE_LOADING
 from engine.formats.quantization import EVERY, UNQUANTISED, Modules, Quantization
 from engine.formats.tiled import KINDS, GgufTiles, TiledTables
 from engine.kernels.linear import computes_in_bfloat16
 from engine.kernels.quantised.gguf_blocks import BLOCK_ELEMENTS, DECODERS
 from engine.kernels.quantised.int8 import multiplies_bytes
-from engine.kernels.quantised.tiles import is_usable
 
 Columns = tuple[int, int, int] | None
 _EXPERTS, _MXFP4 = ".experts.", "MXFP4"
@@ -33,7 +33,7 @@ def kept_as(file: Path, *, device: str, dtype: str) -> Quantization:
     modules = _modules(file)
     if not modules:
         return UNQUANTISED
-    if device == "cpu" and dtype in ("auto", "bfloat16") and is_usable():
+    if takes_tiles(device, dtype):
         return beside_experts(file, _in_tiles(modules))
     if device == "cpu":
         is_fast = dtype in ("auto", "bfloat16") and computes_in_bfloat16() and multiplies_bytes()

@@ -136,7 +136,7 @@ def test_rows_of_8_bits_have_another_fingerprint_than_the_groups(
     form = FORMS["awq"]
     folder = written(tiny_model("llama"), tmp_path / "quantised", form.store, form.config, keeps=form.keeps)
     prints = {}
-    monkeypatch.setattr("engine.families.quantised.is_usable", lambda: False)  # tiles have none of these rows
+    monkeypatch.setattr("engine.kernels.quantised.tiles.is_usable", lambda: False)  # tiles have none of these rows
     for multiplies in (False, True):
         monkeypatch.setattr(grouped, "multiplies_bytes", partial(bool, multiplies))
         caplog.clear()

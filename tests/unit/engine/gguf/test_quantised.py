@@ -19,6 +19,7 @@ from engine.formats.gguf import KEPT, GgufBlocks
 from engine.formats.grouped import Grouped, WhenLoaded
 from engine.formats.int8 import INT8_WHILE_LOADING, Int8Linear
 from engine.kernels.experts import Experts
+from engine.kernels.quantised import tiles
 from engine.kernels.quantised.gguf_blocks import BLOCK_BYTES, BLOCK_ELEMENTS
 from engine.kernels.quantised.groups import Groups, pack, values
 from engine.kernels.quantised.slabs import Slabs, plain
@@ -162,7 +163,7 @@ def test_experts_stay_in_the_files_floats_of_4_bits(
 def test_a_cpu_keeps_experts_in_4_bits_beside_rows_of_8(
     is_fast: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quantised, "is_usable", lambda: False)
+    monkeypatch.setattr(tiles, "is_usable", lambda: False)
     for name in ("computes_in_bfloat16", "multiplies_bytes"):
         monkeypatch.setattr(quantised, name, lambda: is_fast)
     kinds = {"": "Q8_0", "_exps": "MXFP4"}
@@ -207,7 +208,7 @@ def plain_of(product: object) -> torch.Tensor:
 def test_a_cpu_takes_rows_of_8_bits_where_they_are_fast(
     mixed: Path, is_fast: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quantised, "is_usable", lambda: False)
+    monkeypatch.setattr(tiles, "is_usable", lambda: False)
     for name in ("computes_in_bfloat16", "multiplies_bytes"):
         monkeypatch.setattr(quantised, name, lambda: is_fast)
     assert read_model_spec(mixed, dtype="auto").quantization.name == ("int8" if is_fast else "")
@@ -224,7 +225,7 @@ def test_a_cpu_takes_rows_of_8_bits_where_they_are_fast(
 def test_what_is_decoded_is_told_with_counts(
     tmp_path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(quantised, "is_usable", lambda: False)
+    monkeypatch.setattr(tiles, "is_usable", lambda: False)
     for name in ("computes_in_bfloat16", "multiplies_bytes"):
         monkeypatch.setattr(quantised, name, lambda: True)
     kinds = {"": "Q8_0", "attn_v": "IQ4_XS"}
