@@ -82,6 +82,13 @@ def suits_tiles(place: Placement, group: int) -> bool:
     return is_whole and tiles.suit(rows.stop - rows.start, columns.stop - columns.start, group)
 
 
+def cut_within(name: str) -> ValueError:
+    """The error for experts that ranks would cut within their format's groups or tiles."""
+    return ValueError(
+        f"{name}: ranks can't cut it between groups and tiles of its inputs: take --enable-expert-parallel"
+    )
+
+
 def allocate_tiles(shape: tuple[int, ...], weights: Weights, *, bits: int, group: int, has_minimums: bool) -> Tiles:
     """Return memory for a matrix [..., N, K], whose products the model's fingerprint names."""
     weights.differing[ROUNDED_IN_GROUPS] += 1

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
 
 from engine.formats.dense import rows_of_each
-from engine.formats.grouped import Grouped, TiledLinear, allocate_tiles, serving, suits_tiles
-from engine.formats.product import ExpertsSpec, KeptWhole, Linear, LinearSpec, as_product, declare_bias
+from engine.formats.grouped import Grouped, TiledLinear, allocate_tiles, cut_within, serving, suits_tiles
+from engine.formats.product import ExpertsSpec, KeptWhole, Linear, LinearSpec, declare_bias, own_of
 from engine.formats.stored import (
     Stored,
     of_module,
@@ -19,6 +19,7 @@ from engine.formats.stored import (
     places_by_module,
     plain_experts,
     stage_module,
+    whole_module,
 )
 from engine.kernels.device import use_triton
 from engine.kernels.quantised import slabs, tiles
@@ -86,14 +87,14 @@ def plain(format: Grouping, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor
 def declare_groups(
     format: Grouping | GroupingOf, spec: LinearSpec, weights: Weights, *, under: str
 ) -> Linear | KeptWhole:
-    """Declare a product; a whole one where ranks' shares of the inputs would end within groups, or have no order."""
-    first = of_module(format, under + spec.module(next(iter(spec.outputs))))
-    if spec.shard is Shard.INPUTS and not _ends_groups(first, weights.share(spec.parameter("")).shape[1], spec.inputs):
-        whole = declare_groups(format, replace(spec, shard=Shard.NONE), weights, under=under)
-        return KeptWhole(as_product(whole))
-    by_module = places_by_module(spec, weights)
-    shape, every = weights.share(spec.parameter("")).shape, [place for places in by_module.values() for place in places]
-    is_tiled, shared = weights.in_tiles and _suit_tiles(first, every, spec.inputs), _Shared()
+    """Declare a product; a whole one where ranks' shares would end within groups or tiles, or have no order."""
+    first, whole = of_module(format, under + spec.module(next(iter(spec.outputs)))), replace(spec, shard=Shard.NONE)
+    share, shared = weights.share(spec.parameter("")), _Shared()
+    # However many ranks there are, rows are rounded as one rounds them.
+    is_tiled = weights.in_tiles and _suit_tiles(first, weights.share(whole.parameter("")).placements, spec.inputs)
+    if not _is_cut_between(first, share.placements, spec.inputs, is_tiled=is_tiled):
+        return own_of(declare_groups(format, whole, weights, under=under), spec, weights)
+    by_module, shape = places_by_module(spec, weights), share.shape
     product = (
         TiledLinear(_tiles(first, shape, spec.inputs, weights))
         if is_tiled
@@ -109,10 +110,12 @@ def declare_groups(
     return serving(product, weights)
 
 
-def _ends_groups(format: Grouping, share: int, inputs: int) -> bool:
-    """True if each of the equal shares of the inputs has whole groups, and groups their place."""
-    group = format.group_of(inputs)
-    return share == inputs or (not format.has_order and (group == inputs or share % group == 0))
+def _is_cut_between(format: Grouping, places: Sequence[Placement], inputs: int, *, is_tiled: bool) -> bool:
+    """True if a rank's parts of modules have whole groups of the inputs, which have their place there, and whole tiles."""
+    columns, group = places[0].source[-1], format.group_of(inputs)  # all have the same
+    share = columns.stop - columns.start
+    ends_groups = share == inputs or (not format.has_order and (group == inputs or share % group == 0))
+    return ends_groups and (not is_tiled or _suit_tiles(format, places, inputs))
 
 
 def _suit_tiles(format: Grouping, places: Iterable[Placement], inputs: int) -> bool:
@@ -146,25 +149,26 @@ def declare_group_experts(
     shape, shared = weights.share(spec.parameter()).shape, _Shared()
     places = own_modules(format, spec, weights, under=under)
     first = of_module(format, under + places[0].name)
-    is_tiled = weights.in_tiles and not first.has_order and _suit_tiles(first, places, spec.inputs)
+    is_tiled = weights.in_tiles and _are_tiled(first, spec)
     if not is_tiled and not is_on_gpu:
         return plain_experts(format, spec, weights, under=under)
-    if not _ends_groups(first, shape[-1], spec.inputs):
-        raise ValueError(
-            f"{under}{places[0].name}: ranks can't cut {spec.inputs} inputs between groups of {first.group_of(spec.inputs)}:"
-            " take --enable-expert-parallel"
-        )
+    if not _is_cut_between(first, places, spec.inputs, is_tiled=is_tiled):
+        raise cut_within(under + places[0].name)
     together = (
         _tiles(first, shape, spec.inputs, weights) if is_tiled else _allocate(first, shape, spec.inputs, weights.device)
     )
     for place in places:
         index, rows, *_ = place.target
         assert isinstance(index, int)
-        one, size = of_module(format, under + place.name), (spec.rows // len(spec.each), spec.inputs)
+        one = of_module(format, under + place.name)
         take = _Rows(one, together[index], [replace(place, target=(rows,))], shared, under + place.name)
-        stage_module(one, place.name, size, take, weights, under=under)
+        stage_module(one, place.name, spec.size_of_each, take, weights, under=under)
     weights.when_loaded.append(lambda: shared.fill(together))
     return together
+
+
+def _are_tiled(format: Grouping, spec: ExpertsSpec) -> bool:
+    return not format.has_order and _suit_tiles(format, [whole_module(*spec.size_of_each)], spec.inputs)
 
 
 def _is_mxfp4(format: Grouping, inputs: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -30,12 +30,11 @@ class Int4WhileLoading:
 
     def linear(self, spec: LinearSpec, weights: Weights, *, under: str) -> Linear | KeptWhole:
         shape = weights.share(spec.parameter()).shape
-        parts = (weights.share(own).shape[0] for own in spec.by_tensor())
-        is_tiled = _suit_tiles(shape, weights) and not any(rows % tiles.OUTPUTS for rows in parts)
+        is_tiled = _suits_tiles(replace(spec, shard=Shard.NONE), weights)
         group = tiles.OF_ROWS if is_tiled else _group(spec.inputs)
         if not group:
             return DENSE.linear(spec, weights, under=under)
-        if shape[1] % group:
+        if shape[1] % group or (is_tiled and not _suits_tiles(spec, weights)):
             return kept_whole(self, spec, weights, under=under)
         matrix = _tiles(shape, weights) if is_tiled else allocate(shape, bits=4, group=group, device=weights.device)
         temporary = _TEMPORARY_BYTES * _elements_at_once(weights.device)
@@ -90,6 +89,12 @@ class _Take:
                 tiles.put(self.matrix, begin + at, codes, scales)
             else:
                 put(self.matrix, begin + at, pack(codes, scales, bits=4, group=self.group))
+
+
+def _suits_tiles(spec: LinearSpec, weights: Weights) -> bool:
+    """True if tiles hold a product, or this rank's share of it."""
+    shares = [weights.share(own).shape for own in spec.by_tensor()]
+    return all(_suit_tiles(shape, weights) for shape in shares)
 
 
 def _suit_tiles(shape: tuple[int, ...], weights: Weights) -> bool:

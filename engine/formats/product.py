@@ -92,6 +92,11 @@ class ExpertsSpec:
         return (self.num_experts, self.rows, self.inputs)
 
     @property
+    def size_of_each(self) -> tuple[int, int]:
+        """The rows and inputs of one of `each`."""
+        return (self.rows // len(self.each), self.inputs)
+
+    @property
     def modules(self) -> tuple[str, ...]:
         """Some modules that have the format of all."""
         return tuple(name.format(0) for name in self.each) or self.together
@@ -100,7 +105,7 @@ class ExpertsSpec:
         """The matrices as one parameter, however the checkpoint stores them."""
         if self.shard is Shard.EXPERTS:
             return of_experts("", *self.shape)
-        rows = self.rows // len(self.each)
+        rows, _ = self.size_of_each
         parts = (
             Part(name=module.format(expert), rows=slice(at * rows, (at + 1) * rows), expert=expert)
             for expert in range(self.num_experts)
@@ -174,6 +179,33 @@ class KeptWhole:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnOutputs:
+    """Some outputs of a product that this rank has whole: there is no border of its format between ranks' outputs."""
+
+    whole: Linear
+    outputs: torch.Tensor  # [n], their numbers
+
+    def wants(self, num_rows: int, dtype: torch.dtype) -> InputForm:
+        return self.whole.wants(num_rows, dtype)
+
+    def __call__(self, x: Rows, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        own = self.whole(x).index_select(1, self.outputs)
+        return own if out is None else out.copy_(own)
+
+    def parts(self, x: Rows) -> torch.Tensor:
+        return self(x)
+
+    def onto(self, residual: torch.Tensor, x: Rows) -> Added:
+        return self(x)
+
+    def gated(self, x: Rows, activation: str = "silu") -> torch.Tensor:
+        return act_and_mul(self(x), activation)
+
+    def gated_as(self, form: InputForm, x: Rows, activation: str = "silu") -> Rows:
+        return form.of(self.gated(x, activation))
+
+
+@dataclass(frozen=True, slots=True)
 class SideBySide:
     """Products of the same inputs: a stack of modules with different formats."""
 
@@ -221,9 +253,15 @@ def as_product(linear: Linear | KeptWhole) -> Linear:
     return linear
 
 
-def kept_whole(format: Format, spec: LinearSpec, weights: Weights, *, under: str) -> KeptWhole:
-    """Declare a product whole on every rank that shares its inputs."""
-    return KeptWhole(as_product(format.linear(replace(spec, shard=Shard.NONE), weights, under=under)))
+def kept_whole(format: Format, spec: LinearSpec, weights: Weights, *, under: str) -> Linear | KeptWhole:
+    """Declare a product whole on every rank that shares it."""
+    return own_of(format.linear(replace(spec, shard=Shard.NONE), weights, under=under), spec, weights)
+
+
+def own_of(whole: Linear | KeptWhole, spec: LinearSpec, weights: Weights) -> Linear | KeptWhole:
+    """Return a rank's product out of the whole one: all its inputs, or this rank's outputs."""
+    linear = as_product(whole)
+    return KeptWhole(linear) if spec.shard is Shard.INPUTS else OwnOutputs(linear, weights.own(spec.parameter())[0])
 
 
 class Table(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Protocol, TypeVar
 
@@ -117,8 +117,8 @@ def plain_experts(stored: Stored | StoredOf, spec: ExpertsSpec, weights: Weights
     matrices = weights.empty(weights.share(spec.parameter()).shape)
     formats = Counter[str]()
     for place in own_modules(stored, spec, weights, under=under):
-        size, one = (spec.rows // len(spec.each), spec.inputs), of_module(stored, under + place.name)
-        stage_module(one, place.name, size, _Cut(one, matrices, [place]), weights, under=under)
+        one = of_module(stored, under + place.name)
+        stage_module(one, place.name, spec.size_of_each, _Cut(one, matrices, [place]), weights, under=under)
         formats[type(one).__name__] += 1
     weights.made_plain.update({name: count // len(spec.each) for name, count in formats.items()})
     return matrices
@@ -128,12 +128,17 @@ def own_modules(stored: Stored | StoredOf, spec: ExpertsSpec, weights: Weights, 
     """The modules of experts that this rank needs, each with its part and that part's place in the matrices."""
     if spec.shard is not Shard.EXPERTS:
         return list(weights.share(spec.parameter()).placements)
-    whole = (slice(0, spec.rows // len(spec.each)), slice(0, spec.inputs))
+    whole = whole_module(*spec.size_of_each)
     return [
-        Placement(module, (whole[0].stop, whole[1].stop), whole, (index, rows))
+        replace(whole, name=module, target=(index, rows))
         for index, expert in enumerate(own_experts(stored, spec, weights, under=under))
         for module, rows in rows_of_each(spec, expert)
     ]
+
+
+def whole_module(rows: int, inputs: int) -> Placement:
+    """The place of a module's whole matrix."""
+    return Placement("", (rows, inputs), (slice(0, rows), slice(0, inputs)), (slice(0, rows),))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
+from torch.nn.functional import pad
 
 from engine.formats.dense import DENSE, PLAIN_TABLES
 from engine.formats.gguf import KEPT, GgufBlocks, Kept
-from engine.formats.grouped import ROUNDED_IN_GROUPS, TiledLinear, allocate_tiles, suits_tiles
-from engine.formats.product import ExpertsSpec, Linear, LinearSpec, Table, declare_bias
+from engine.formats.grouped import ROUNDED_IN_GROUPS, TiledLinear, allocate_tiles, cut_within, suits_tiles
+from engine.formats.product import (
+    ExpertsSpec,
+    KeptWhole,
+    Linear,
+    LinearSpec,
+    OwnOutputs,
+    Table,
+    declare_bias,
+    kept_whole,
+)
 from engine.formats.stored import (
     TEMPORARY_BYTES,
     naming,
@@ -19,12 +29,13 @@ from engine.formats.stored import (
     plain_experts,
     plain_linear,
     stage_module,
+    whole_module,
 )
 from engine.kernels.embedding import InputTokens
 from engine.kernels.quantised import tiles
 from engine.kernels.quantised.gguf_blocks import BLOCK_BYTES, BLOCK_ELEMENTS, decoded
 from engine.kernels.quantised.tiles import Tiles
-from engine.weights.parameters import Parameter, Placement, Weights
+from engine.weights.parameters import Parameter, Placement, Shard, Weights
 
 # Levels of IQ1 to IQ4 are codes of 8 bits. MXFP4's scales may be too small for float16, so it is none of them.
 KINDS = {
@@ -41,10 +52,12 @@ class GgufTiles:
 
     blocks: GgufBlocks
 
-    def linear(self, spec: LinearSpec, weights: Weights, *, under: str) -> Linear:
-        by_module = places_by_module(spec, weights)
-        if not all(self._suits(place, spec.inputs) for places in by_module.values() for place in places):
+    def linear(self, spec: LinearSpec, weights: Weights, *, under: str) -> Linear | KeptWhole:
+        by_module, whole = places_by_module(spec, weights), replace(spec, shard=Shard.NONE)
+        if not self._suit(weights.share(whole.parameter("")).placements, spec.inputs):
             return plain_linear(self.blocks, spec, weights, under=under)
+        if not self._suit(weights.share(spec.parameter("")).placements, spec.inputs):
+            return kept_whole(self, spec, weights, under=under)
         weight = self._allocate(weights.share(spec.parameter("")).shape, weights)
         for module, places in by_module.items():
             take = _Rows(self.blocks, weight, places)
@@ -57,10 +70,10 @@ class GgufTiles:
         kind = KINDS[self.blocks.kind]
         return allocate_tiles(shape, weights, bits=kind.bits, group=kind.group, has_minimums=kind.has_minimums)
 
-    def _suits(self, place: Placement, inputs: int) -> bool:
-        """True if tiles hold a part of a module of so many inputs, which are whole blocks."""
+    def _suit(self, places: Iterable[Placement], inputs: int) -> bool:
+        """True if tiles hold parts of modules of so many inputs, which are whole blocks."""
         kind = self.blocks.kind
-        return suits_tiles(place, KINDS[kind].group) and not inputs % BLOCK_ELEMENTS[kind]
+        return not inputs % BLOCK_ELEMENTS[kind] and all(suits_tiles(place, KINDS[kind].group) for place in places)
 
     def matrix(self, spec: LinearSpec, weights: Weights, *, under: str) -> torch.Tensor:
         return DENSE.matrix(spec, weights, under=under)
@@ -68,15 +81,16 @@ class GgufTiles:
     def experts(self, spec: ExpertsSpec, weights: Weights, *, under: str) -> torch.Tensor | Tiles:
         """Experts stored one by one, whole or a rank's part of each."""
         places = own_modules(self.blocks, spec, weights, under=under)
-        if not all(self._suits(place, spec.inputs) for place in places):
+        if not self._suit([whole_module(*spec.size_of_each)], spec.inputs):
             return plain_experts(self.blocks, spec, weights, under=under)
+        if not self._suit(places, spec.inputs):
+            raise cut_within(under + places[0].name)
         weight = self._allocate(weights.share(spec.parameter()).shape, weights)
         for place in places:
             index, rows, *_ = place.target
             assert isinstance(index, int)
             take = _Rows(self.blocks, weight[index], [replace(place, target=(rows,))])
-            size = (spec.rows // len(spec.each), spec.inputs)
-            stage_module(self.blocks, place.name, size, take, weights, under=under)
+            stage_module(self.blocks, place.name, spec.size_of_each, take, weights, under=under)
         return weight
 
 
@@ -101,23 +115,33 @@ class _Rows:
 
 @dataclass(slots=True)
 class TiledTable:
-    """An embedding in tiles, shared with a tied head."""
+    """An embedding in tiles, the last of which may have rows to spare, shared with a tied head."""
 
     blocks: GgufBlocks
     weight: Tiles
+    tokens: int  # V
     dtype: torch.dtype  # its features are returned in it
 
+    @property
+    def _spare(self) -> int:
+        return self.weight.outputs - self.tokens
+
     def take(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        tiles.put(self.weight, 0, *unpacked(self.blocks, tensors["weight"]))
+        codes, scales, minimums = unpacked(self.blocks, pad(tensors["weight"], (0, 0, 0, self._spare)))
+        tiles.put(self.weight, 0, codes, scales, minimums)
 
     def rows(self, tokens: InputTokens) -> torch.Tensor:
         return self.weight.rows(tokens.ids()).to(self.dtype)
 
     def head(self, bias: torch.Tensor | None, weights: Weights) -> Linear:
         weights.differing[ROUNDED_IN_GROUPS] += 1
-        linear = TiledLinear(self.weight, bias)
-        weights.when_loaded.append(linear.widen)
-        return linear
+        linear = TiledLinear(self.weight)
+
+        def add_bias() -> None:
+            linear.bias = None if bias is None else pad(bias.float(), (0, self._spare))
+
+        weights.when_loaded.append(add_bias)
+        return OwnOutputs(linear, torch.arange(self.tokens)) if self._spare else linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +153,14 @@ class TiledTables:
     def declare(self, parameter: Parameter, weights: Weights) -> Table:
         name = dict(self.kinds).get(parameter.parts[0].name.removesuffix(".weight"))
         rows, inputs = weights.share(parameter).shape
-        if name is None or len(parameter.parts) > 1 or not tiles.suit(rows, inputs, KINDS[name].group):
+        whole_tiles = -(-rows // tiles.OUTPUTS) * tiles.OUTPUTS
+        if name is None or len(parameter.parts) > 1 or not tiles.suit(whole_tiles, inputs, KINDS[name].group):
             return PLAIN_TABLES.declare(parameter, weights)
         kind = KINDS[name]
         weight = tiles.allocate(
-            rows, inputs, bits=kind.bits, group=kind.group, has_minimums=kind.has_minimums, device=weights.device
+            whole_tiles, inputs, bits=kind.bits, group=kind.group, has_minimums=kind.has_minimums, device=weights.device
         )
-        table = TiledTable(GgufBlocks(name), weight, weights.dtype)
+        table = TiledTable(GgufBlocks(name), weight, rows, weights.dtype)
         stored = inputs // BLOCK_ELEMENTS[name] * BLOCK_BYTES[name]
         raw = replace(parameter, shape=(parameter.shape[0], stored), format=torch.uint8)
         take = naming(raw.parts[0].name, table.take)

@@ -43,6 +43,9 @@ FP8_FORMS = {
     "bitsandbytes, nf4": Form("llama", codebook4("nf4", nested=True), asked(**NF4), ("lm_head",)),
 }
 WIDE = {"hidden_size": 256, "intermediate_size": 512}
+# Ranks' outputs end within tiles: of keys and values, and of the table.
+NARROW = Case(name="narrow", config="LlamaConfig", fields={"head_dim": 12})
+ODD = Case(name="odd", config="Qwen2Config", fields={**WIDE, "tie_word_embeddings": True, "vocab_size": 516})
 LLAMA = Case(name="llama", config="LlamaConfig", fields=WIDE)
 TIED = Case(name="tied", config="Qwen2Config", fields={**WIDE, "tie_word_embeddings": True})
 MOE = Case(
@@ -57,12 +60,14 @@ GGUF_FORMS: dict[str, tuple[Case, Any]] = {
     "gguf, experts": (MOE, {"": "Q4_K", "ffn_gate_inp": "F32", "ffn_down": "Q5_K"}),
     "gguf tiles": (LLAMA, {"": "Q4_K", "attn_v": "Q6_K", "ffn_down": "Q6_K", "token_embd": "Q5_0"}),
     "gguf tiles, experts": (MOE, {"": "Q4_K", "ffn_gate_inp": "F32", "ffn_down": "Q5_K"}),
+    "gguf tiles, a tied table that ends within a tile": (ODD, {"": "Q4_K", "token_embd": "Q6_K"}),
     "gguf, gpt-oss": (GPT_OSS, {"": "Q8_0", "ffn_gate_inp": "F32", "_exps.weight": "MXFP4"}),
 }
-ONLINE = {
+ONLINE: dict[str, tuple[str | Case, str]] = {
     "int8 while loading": ("llama", "int8"),
     "int8 while loading, a tied table": ("qwen2", "int8"),
     "int4 while loading": ("qwen3_moe", "int4"),
+    "int4 while loading, outputs that end within tiles": (NARROW, "int4"),
     "fp8 while loading": ("mistral", "fp8"),
 }
 Tiny = Callable[[str], Path]
@@ -94,7 +99,8 @@ def write(name: str, tiny: Tiny, folder: Path) -> Written:
         return _in_gguf(name, folder)
     if name in ONLINE:
         family, quantization = ONLINE[name]
-        return Written(tiny(family), quantization=quantization)
+        model = tiny(family) if isinstance(family, str) else family.build(folder / "source")
+        return Written(model, quantization=quantization)
     if name == "mxfp4":
         return Written(in_mxfp4(GPT_OSS.build(folder / "source"), folder / "stored"))
     return _in_groups((FORMS | FP8_FORMS)[name], tiny, folder)
