@@ -22,6 +22,9 @@ TOKENIZER, TOKENIZER_CONFIG, GENERATION_CONFIG = "tokenizer.json", "tokenizer_co
 MAX_TOKENIZER_BYTES = 256 << 20
 CONFIG, TEMPLATE = "config.json", "chat_template.jinja"
 COMPANIONS = ("mmproj", "imatrix")  # words in the names of GGUF files that are no models
+_QUANT = re.compile(
+    r"[._-]((?:UD-)?(?:I?Q\d\w*|TQ\d\w*|BF16|F16|F32|MXFP4\w*|NVFP4\w*))(?:-\d{5}-of-\d{5})?\.gguf\Z", re.I
+)
 _INSIDE: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     TOKENIZER: inside.tokenizer_json,
     TOKENIZER_CONFIG: inside.tokenizer_config,
@@ -52,11 +55,21 @@ def found(model: Path, kind: str = "") -> Path:
 
 
 def of_kind(names: Sequence[str], kind: str) -> list[str]:
-    """The names that a word means: the file itself, else those with that quantisation, else those that contain it."""
+    """The names that a word means: the file itself, else those with that quantisation, else those that contain it.
+
+    A quantisation that stands in another one's name, as Q4_K_M in UD-Q4_K_M, means its own file.
+    """
     wanted = kind.lower()
     same = [name for name in names if wanted in (name.lower(), name.lower().rpartition("/")[2])]
+    same = same or [name for name in names if quantisation_of(name).lower() == wanted]
     word = re.compile(rf"(?:\A|[./-]){re.escape(wanted)}(?:[./-]|\Z)")
     return same or [name for name in names if word.search(name.lower())] or [n for n in names if wanted in n.lower()]
+
+
+def quantisation_of(name: str) -> str:
+    """The quantisation in a GGUF file's name; the name if it has none."""
+    quant = _QUANT.search(name)
+    return quant[1] if quant else name
 
 
 def gguf_files(folder: Path) -> list[Path]:

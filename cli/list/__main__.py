@@ -8,8 +8,9 @@ import sys
 
 from services.runtime import hub
 from services.runtime.checks.model import gigabytes
-from services.runtime.hub import NAMED, is_kept
+from services.runtime.hub import NAMED, is_kept, kept
 from services.runtime.models.kept import Kept, kept_models
+from services.runtime.models.serving import is_served
 
 HEADS = ("NAME", "COMMIT", "SIZE", "SHARED", "STATE")
 
@@ -24,7 +25,7 @@ def main() -> int:
         print(json.dumps([_fields(one) for one in models], indent=2))
         return 0
     rows = [_row(one) for one in models]
-    rows += [(name, "-", gigabytes(NAMED[name].num_bytes), "-", "") for name in NAMED if is_kept(name)]
+    rows += [_packaged(name) for name in NAMED if is_kept(name)]
     if not rows:
         print(f"no models in {hub.cache()}: `baton pull org/name` fetches one")
         return 0
@@ -37,6 +38,11 @@ def main() -> int:
 def _row(one: Kept) -> tuple[str, ...]:
     state = "served" if one.is_served else "" if one.is_whole else "not whole"
     return one.name, one.commit[:7], gigabytes(one.num_bytes), gigabytes(one.shared_bytes), state
+
+
+def _packaged(name: str) -> tuple[str, ...]:
+    file = kept(name)
+    return name, "-", gigabytes(NAMED[name].num_bytes), "-", "served" if file is not None and is_served(file) else ""
 
 
 def _fields(one: Kept) -> dict[str, object]:

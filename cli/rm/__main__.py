@@ -9,13 +9,14 @@ from common.settings import ConfigError
 from services.runtime.checks.model import gigabytes
 from services.runtime.hub import NAMED, is_kept, kept
 from services.runtime.loading import fail
-from services.runtime.models.kept import Kept, named_one, removed
+from services.runtime.models.kept import Kept, named_one, removed, removed_of_package, served_by
+from services.runtime.models.serving import servers_of
 
 
 def main() -> int:
     """Entry point; 1 if nothing was removed because nobody said yes."""
     parser = argparse.ArgumentParser(prog="baton rm", description="Remove models from the hub's cache.")
-    parser.add_argument("names", nargs="+", metavar="NAME", help="org/name[@revision][:file-or-quant], or smollm2")
+    parser.add_argument("names", nargs="+", metavar="NAME", help="as `baton list` shows it, or a path in the cache")
     parser.add_argument("--yes", action="store_true", help="don't ask, and remove also what a process serves")
     given = parser.parse_args()
     try:
@@ -27,11 +28,7 @@ def main() -> int:
             print("nothing was removed")
             return 1
         freed = removed(models, also_served=given.yes)
-        for name in packaged:
-            file = kept(name)
-            if file is not None:
-                freed += file.stat().st_size
-                file.unlink()
+        freed += sum(removed_of_package(name, also_served=given.yes) for name in packaged)
     except (ConfigError, OSError) as error:
         return fail(error)
     print(f"removed {', '.join([*(one.name for one in models), *packaged])}: {gigabytes(freed)} are free again")
@@ -39,16 +36,17 @@ def main() -> int:
 
 
 def _is_meant(models: list[Kept], packaged: list[str]) -> bool:
-    """Ask on a terminal. Raises ConfigError where nobody could answer."""
-    for one in models:
-        served = ", which a process of this machine serves" if one.is_served else ""
-        print(f"{one.name}: {gigabytes(one.num_bytes - one.shared_bytes)}{served}", file=sys.stderr)
+    """Ask on a terminal. Raises ConfigError for what is served."""
+    meant = {one.name: (one.model, one.num_bytes - one.shared_bytes) for one in models}
+    meant |= {name: (file, NAMED[name].num_bytes) for name in packaged if (file := kept(name)) is not None}
+    for name, (model, _) in meant.items():
+        if who := servers_of(model):
+            raise ConfigError(f"{served_by(name, who)}, or say --yes")
     if not sys.stdin.isatty():
-        if any(one.is_served for one in models):
-            raise ConfigError("a process of this machine serves it: stop that first, or say --yes")
         return True
-    what = " and ".join([*(one.name for one in models), *packaged])
-    return input(f"remove {what}? [y/N] ").strip().lower() in ("y", "yes")
+    for name, (_, num_bytes) in meant.items():
+        print(f"{name}: {gigabytes(num_bytes)}", file=sys.stderr)
+    return input(f"remove {' and '.join(meant)}? [y/N] ").strip().lower() in ("y", "yes")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from services.runtime.commands import service_environment
 from services.runtime.hub import NAMED, is_kept, kept, parsed
 from services.runtime.linux import die_with_parent
 from services.runtime.models.kept import kept_models, named_one, removed
+from services.runtime.models.serving import is_served
 from services.runtime.servers import stop
 
 MAX_FETCHES = 2
@@ -84,7 +85,7 @@ def _kept() -> list[dict[str, Any]]:
     ]
     packaged = [(name, file) for name in NAMED if is_kept(name) and (file := kept(name)) is not None]
     return found + [
-        {"name": name, "bytes": file.stat().st_size, "shared_bytes": 0, "is_whole": True, "is_served": False}
+        {"name": name, "bytes": file.stat().st_size, "shared_bytes": 0, "is_whole": True, "is_served": is_served(file)}
         for name, file in packaged
     ]
 

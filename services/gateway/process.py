@@ -28,8 +28,8 @@ from services.gateway.shared import SharedPort, tell_listening
 from services.runtime.loading import fail, load_settings
 from services.runtime.log import start_logging
 from services.runtime.memory import keep_what_is_loaded
-from services.runtime.models.kept import serve as serve_files
 from services.runtime.models.named import all_brought
+from services.runtime.models.serving import serve as serve_files
 from services.runtime.signals import ending_in_time, until_signalled
 
 log = logging.getLogger("baton.gateway")
@@ -140,7 +140,7 @@ def main(kind: type[GatewaySettings] = GatewaySettings) -> int:
         start_logging(service="gateway", level=settings.log_level, form=settings.log_format)
         settings = all_brought(settings, log.info, text_alone=True)
         for folder in settings.folders.values():
-            serve_files(folder)  # also of a model that is not loaded now
+            serve_files(folder, settings.gateway_id or "gateway")  # also of a model that is not loaded now
         asyncio.run(run(settings))
     except (ConfigError, ServingError, OSError, ValueError) as error:
         return fail(error)

@@ -29,9 +29,9 @@ from services.offline.generations import OfflineGenerations, Workers, computing
 from services.offline.pooling import OfflinePooling, pooling
 from services.runtime.loading import load_settings
 from services.runtime.memory import keep_what_is_loaded
-from services.runtime.models.kept import serve
 from services.runtime.models.named import brought
 from services.runtime.models.progress import Say
+from services.runtime.models.serving import serve
 from services.runtime.settings import no_model
 from services.worker.settings import WorkerServiceSettings
 
@@ -100,7 +100,7 @@ class Offline:
 @contextlib.asynccontextmanager
 async def opened(settings: WorkerServiceSettings) -> AsyncIterator[Offline | OfflinePooling]:
     """Load the model, and compute while the context is open. Raises ConfigError, OSError, ValueError."""
-    serve(settings.model)
+    serve(settings.model, "LLM, or baton run-batch")
     async with pooling(settings) if is_pooled(settings.model) else _generating(settings) as offline:
         yield offline
 

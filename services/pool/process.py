@@ -17,8 +17,8 @@ from modelfiles.pooling import is_pooled
 from services.runtime.loading import fail, load_settings
 from services.runtime.log import start_logging
 from services.runtime.memory import keep_what_is_loaded
-from services.runtime.models.kept import serve
 from services.runtime.models.named import brought
+from services.runtime.models.serving import serve
 from services.runtime.names import held, made_up, new_incarnation
 from services.runtime.settings import no_model
 from services.runtime.signals import ending_in_time, until_signalled
@@ -110,7 +110,7 @@ def main() -> int:
         forget(settings.ready_file)
         settings.check_alone()
         settings = settings.model_copy(update={"model": brought(settings.model, log.info)})
-        serve(settings.model)
+        serve(settings.model, settings.worker_id or "pool")
         if settings.processor == "cpu" and (bound := settle()):
             log.info("processor.bound", extra={"variable": BOUND, "instructions": bound})
         asyncio.run(run(settings))

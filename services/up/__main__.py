@@ -11,8 +11,8 @@ from services.host.nursery import Nursery, open_nursery
 from services.runtime.checks.finding import refuse
 from services.runtime.loading import fail, load_settings
 from services.runtime.log import start_logging
-from services.runtime.models.kept import serve
 from services.runtime.models.named import all_brought, missing
+from services.runtime.models.serving import serve
 from services.up.checks import before_the_model, examine
 from services.up.settings import UpSettings
 
@@ -36,7 +36,7 @@ def main() -> int:
             refuse(before_the_model(settings))
             settings = all_brought(settings, _say, text_alone=bool(settings.fake))
         for folder in settings.folders.values():
-            serve(folder)
+            serve(folder, "baton up")
         start_logging(service="up", level=settings.log_level, form=settings.log_format)
         findings = list(examine(settings))
         refuse(findings)

@@ -42,8 +42,8 @@ from services.runtime.checks.fit import check_needs
 from services.runtime.loading import fail, load_settings
 from services.runtime.log import start_logging
 from services.runtime.memory import keep_what_is_loaded
-from services.runtime.models.kept import serve
 from services.runtime.models.named import brought
+from services.runtime.models.serving import serve
 from services.runtime.names import ANSWER_S, Name, held, made_up, new_incarnation
 from services.runtime.settings import no_model
 from services.runtime.signals import ending_in_time, parked_by_signals, until_signalled
@@ -270,7 +270,7 @@ def main(service: str, lender: Engine | None = None) -> int:
         settings = settings.model_copy(
             update={"model": brought(settings.model, log.info, text_alone=bool(settings.fake))}
         )
-        serve(settings.model)
+        serve(settings.model, settings.worker_id or service)
         if settings.processor == "cpu" and (bound := settle()):
             log.info("processor.bound", extra={"variable": BOUND, "instructions": bound})
         asyncio.run(run(settings, ROLES[service], lender))

@@ -4,6 +4,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
+import sys
+from asyncio.subprocess import PIPE
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +17,7 @@ import torch
 import transformers
 
 from tests.e2e.pulling import NAMES, PROMPT, TOKENS, pull, put, serving, tokens_of
-from tests.e2e.stack import PATIENCE_S
+from tests.e2e.stack import PATIENCE_S, ROOT
 from tests.hub import hub_served
 from tests.models import build_tiny_model
 from tests.pooling_models import build_pooling_model
@@ -99,6 +103,7 @@ async def test_a_pulled_model_of_vectors_is_loaded_by_its_first_request_gives_wa
             wanted = await asyncio.to_thread(mean_vectors, folder, texts)
             assert torch.allclose(await vectors_of(client, "hf.co/org/vectors:latest", texts), wanted, atol=1e-5)
             assert len(stack.children("services.pool")) == 1
+            assert re.search(r"org/vectors .* served$", await listed_in(tmp_path / "cache"), re.MULTILINE)
 
             whole = {"name": "emb", "shares": [{"model": "org/vectors", "percent": 100}]}
             assert (await client.post("/admin/aliases", json=whole)).status_code == 200
@@ -123,6 +128,14 @@ async def test_a_pulled_model_of_vectors_is_loaded_by_its_first_request_gives_wa
             async with asyncio.timeout(PATIENCE_S):
                 while await names(client) != {"demo"}:
                     await asyncio.sleep(0.05)
+
+
+async def listed_in(cache: Path) -> str:
+    """The output of `baton list`."""
+    listing = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "cli", "list", cwd=ROOT, env=os.environ | {"HF_HUB_CACHE": str(cache)}, stdout=PIPE
+    )
+    return (await listing.communicate())[0].decode()
 
 
 def mean_vectors(folder: Path, texts: list[str]) -> torch.Tensor:

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import re
 import shutil
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from common.settings import ConfigError
-from modelfiles.files import CONFIG
+from modelfiles.files import CONFIG, quantisation_of
 from services.runtime import hub
 from services.runtime.hub import MAIN, Named
 from services.runtime.models.choice import Listed, gguf_models
+from services.runtime.models.serving import is_served, left_alone, locked
 
 SHORT_DIGITS = 12
-REMOVAL_S = 60.0
-LOOK_EACH_S = 0.01
-_QUANT = re.compile(
-    r"[._-]((?:UD-)?(?:I?Q\d\w*|TQ\d\w*|BF16|F16|F32|MXFP4\w*|NVFP4\w*))(?:-\d{5}-of-\d{5})?\.gguf\Z", re.I
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,24 +77,23 @@ def _models(snapshot: Path) -> Iterator[tuple[str, tuple[Path, ...]]]:
     """Each model of a snapshot: the end of its name, "" or a quantisation, and its files."""
     there = {str(file.relative_to(snapshot)): file for file in sorted(snapshot.rglob("*")) if not file.is_dir()}
     ggufs = gguf_models({name: Listed(name, 0, "") for name in there})
-    quants = Counter(map(_quant, ggufs))
+    quants = Counter(map(quantisation_of, ggufs))
     for first, parts in ggufs.items():
-        quant = _quant(first)
+        quant = quantisation_of(first)
         yield quant if quants[quant] == 1 else first, tuple(there[part.name] for part in parts)
     others = tuple(file for name, file in there.items() if not name.endswith(".gguf"))
     if CONFIG in there and (not ggufs or any(file.suffix == ".safetensors" for file in others)):
         yield "", others
 
 
-def _quant(name: str) -> str:
-    """The quantisation in a GGUF file's name; the name if it has none."""
-    found = _QUANT.search(name)
-    return found[1] if found else name
-
-
 def named_one(name: str) -> list[Kept]:
-    """The cached models that a name means: one, or all of a repository's snapshot. Raises ConfigError if there is none."""
+    """The cached models that a name means: one, or all of a repository's snapshot; or a path in the cache.
+
+    Raises ConfigError if there is none.
+    """
     named = hub.parsed(name)
+    if named is None and (at := _at(Path(name))):
+        return at
     if named is None:
         raise ConfigError(hub.no_name(name))
     commit = hub.commit_of(named)
@@ -113,6 +104,17 @@ def named_one(name: str) -> list[Kept]:
         remedy = f"there are {there}" if of_repo else "`baton list` says what is there, `baton pull` fetches it"
         raise ConfigError(f"{name}: not in {hub.cache()}; {remedy}")
     return found
+
+
+def _at(path: Path) -> list[Kept]:
+    """The cached models of a snapshot's folder, or of a GGUF file there."""
+    place = _place(path.absolute())
+    return [one for one in kept_models() if place in (_place(one.snapshot), _place(one.model))] if path.exists() else []
+
+
+def _place(path: Path) -> Path:
+    """A path through no link but its last part, which in the cache leads to content that others share."""
+    return path.parent.resolve() / path.name
 
 
 def _is_called(one: Kept, kind: str) -> bool:
@@ -129,14 +131,30 @@ def removed(models: Sequence[Kept], *, also_served: bool = False) -> int:
     models = list(dict.fromkeys(models))  # two names may mean one
     with contextlib.ExitStack() as held:
         for repo in {hub.repo_of(one.snapshot.parent.parent) for one in models}:
-            if not _locked(held, hub.locks_of(repo) / hub.FETCH_LOCK):
+            if not locked(held, hub.locks_of(repo) / hub.FETCH_LOCK):
                 raise ConfigError(f"{repo}: another process fetches or removes it: try again when that is done")
-        with _looking():
-            for one in models:
-                lock = _lock_file(one.model)
-                if lock is not None and not _locked(held, lock) and not also_served:
-                    raise ConfigError(f"{one.name}: it is served: stop what serves it first")
+        for one in models:
+            if (who := left_alone(held, one.model)) and not also_served:
+                raise ConfigError(served_by(one.name, who))
         return sum(_remove(one) for one in models)
+
+
+def removed_of_package(name: str, *, also_served: bool = False) -> int:
+    """Remove a model that came in a package; returns its bytes. Raises ConfigError if it is served, OSError."""
+    file = hub.kept(name)
+    if file is None or not file.is_file():
+        return 0
+    with contextlib.ExitStack() as held:
+        if (who := left_alone(held, file)) and not also_served:
+            raise ConfigError(served_by(name, who))
+        num_bytes = file.stat().st_size
+        file.unlink()
+    return num_bytes
+
+
+def served_by(name: str, who: str) -> str:
+    """The error for a model that is served."""
+    return f"{name}: it is served by {who}: stop that first"
 
 
 def _remove(one: Kept) -> int:
@@ -164,81 +182,3 @@ def _unlink(folder: Path, files: set[Path]) -> int:
     for blob in gone:
         blob.unlink()
     return sum(gone.values())
-
-
-# -- who serves ----------------------------------------------------------------------------------------------------
-
-_serving: list[IO[str]] = []
-
-
-def serve(model: Path) -> None:
-    """Tell others that this process serves a model of the cache, as long as it lives: `baton rm` leaves it alone.
-
-    Raises ConfigError if somebody removes it now.
-    """
-    lock = _lock_file(model)
-    if lock is None:
-        return
-    with contextlib.suppress(OSError):  # a cache that can't be written to, where nobody removes anything either
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        file = lock.open("a")
-        if not _lent(file, fcntl.LOCK_SH):
-            raise ConfigError(f"{model}: another process removes it: start again when that is done")
-        _serving.append(file)
-    if not model.exists():
-        raise ConfigError(f"{model}: it was removed a moment ago: `baton pull` fetches it again")
-
-
-def _lent(file: IO[str], kind: int) -> bool:
-    """Wait for a lock. Who looks has it for a moment, who removes for as long as that takes."""
-    give_up_at = time.monotonic() + REMOVAL_S
-    while True:
-        try:
-            fcntl.flock(file, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > give_up_at:
-                return False
-            time.sleep(LOOK_EACH_S)
-        else:
-            return True
-
-
-def is_served(model: Path) -> bool:
-    """True if a process of this machine serves it."""
-    lock = _lock_file(model)
-    if lock is None or not lock.is_file():
-        return False
-    with _looking(), contextlib.ExitStack() as held:
-        return not _locked(held, lock)
-
-
-@contextlib.contextmanager
-def _looking() -> Iterator[None]:
-    """Look for who serves one process at a time: two that look at once would take each other for one that does."""
-    with contextlib.ExitStack() as held:
-        with contextlib.suppress(OSError):  # where nothing can be written, nothing is locked
-            folder = hub.cache() / ".locks"
-            folder.mkdir(parents=True, exist_ok=True)
-            _lent(held.enter_context((folder / "baton-looking.lock").open("a")), fcntl.LOCK_EX)
-        yield
-
-
-def _locked(held: contextlib.ExitStack, lock: Path) -> bool:
-    try:
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        file = held.enter_context(lock.open("a"))
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True
-
-
-def _lock_file(model: Path) -> Path | None:
-    """The file that those who serve a model hold; None if it isn't in the cache."""
-    try:
-        folder, _, commit, *inside = model.relative_to(hub.cache()).parts
-    except ValueError:
-        return None
-    return hub.cache() / ".locks" / folder / f"baton-served-{'-'.join((commit, *inside))}"

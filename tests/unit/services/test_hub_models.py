@@ -31,9 +31,10 @@ from common.settings import ROOT, ConfigError
 from services.runtime import hub as names
 from services.runtime.hub import parsed
 from services.runtime.loading import load_settings
-from services.runtime.models import kept
-from services.runtime.models.kept import is_served, kept_models, named_one, removed
+from services.runtime.models import serving as locks
+from services.runtime.models.kept import kept_models, named_one, removed
 from services.runtime.models.named import brought, by_name
+from services.runtime.models.serving import is_served
 from services.up.settings import UpSettings
 from tests.hub import Hub
 
@@ -109,6 +110,13 @@ def test_a_gguf_file_is_chosen_by_its_quantisation_or_name(hub: Hub) -> None:
     assert fetch("org/q:q-Q4_K_S.gguf").name == "q-Q4_K_S.gguf"
     assert fetch("org/q:bf16").name == "q-BF16-00001-of-00002.gguf"
     assert [one.name for one in kept_models()] == ["org/q:BF16", "org/q:Q4_K_S", "org/q:Q8_0"]
+    hub.add("org/ud", {f"m-{kind}.gguf": kind.encode() for kind in ("Q4_K_M", "UD-Q4_K_M", "i1-Q4_K_M_L")})
+    assert fetch("org/ud:Q4_K_M").read_bytes() == b"Q4_K_M"
+    assert fetch("org/ud:ud-q4_k_m").read_bytes() == b"UD-Q4_K_M"
+    hub.add("org/old", {f"m_{kind}.gguf": kind.encode() for kind in ("Q4_0", "Q4_0_4_4")})
+    assert fetch("org/old:Q4_0").read_bytes() == b"Q4_0"
+    hub.add("org/part", {f"m.{kind}.gguf": kind.encode() for kind in ("IQ3_XS", "Q8_0")})
+    assert fetch("org/part:iq3").read_bytes() == b"IQ3_XS"  # no whole word, and fits one file alone
     hub.add("org/one", {"q-Q8_0.gguf": b"x"})
     assert fetch("org/one").name == "q-Q8_0.gguf"
     hub.add("org/more", ggufs)
@@ -296,36 +304,83 @@ def test_what_is_served_is_not_removed_unless_somebody_means_it(
     assert "served by a process of this machine" in shown
     assert "LlamaForCausalLM is served" in shown
     code, _, refused = said(rm_main, "org/demo")
-    assert (code, "a process of this machine serves it: stop that first, or say --yes" in refused) == (2, True)
+    who = f"decode-0 (process {serving.pid})"
+    assert (code, f"org/demo: it is served by {who}: stop that first, or say --yes" in refused) == (2, True)
+    for name in (f"org/demo@{folder.name}", str(folder), f"{folder.parent}/../snapshots/{folder.name}"):
+        code, _, refused = said(rm_main, name)
+        assert (code, f"served by {who}" in refused) == (2, True)
     assert said(rm_main, "org/demo", "--yes")[1].startswith("removed org/demo: 16 MB are free again")
     assert not folder.exists()
     serving.communicate("\n", timeout=60)
 
 
+def test_a_model_of_a_package_is_not_removed_either_while_it_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], serving: list[IO[str]]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    packaged = names.NAMED["smollm2"]._replace(num_bytes=4)
+    monkeypatch.setitem(names.NAMED, "smollm2", packaged)
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    file = names.kept("smollm2")
+    assert file is not None
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"GGUF")
+
+    def said(command: Callable[[], int], *words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["baton", *words])
+        return command(), *capsys.readouterr()
+
+    locks.serve(file, "pool-0")
+    assert re.search(r"smollm2 .* served$", said(list_main)[1], re.MULTILINE)
+    code, _, refused = said(rm_main, "smollm2")
+    served = f"smollm2: it is served by pool-0 (process {os.getpid()}): stop that first, or say --yes"
+    assert (code, served in refused, file.is_file()) == (2, True, True)
+    serving.pop().close()
+    assert not re.search(r"smollm2 .* served$", said(list_main)[1], re.MULTILINE)
+    assert said(rm_main, "smollm2")[0] == 0
+    assert not file.exists()
+
+
+def test_who_serves_is_told_of_those_that_live(hub: Hub, serving: list[IO[str]]) -> None:
+    hub.add("org/demo", DEMO | {"model.safetensors": WEIGHTS})
+    folder = fetch("org/demo")
+    ended = subprocess.Popen([sys.executable, "-c", SERVING, str(folder)], cwd=ROOT, stdout=-1, stdin=-1, text=True)
+    assert ended.stdout is not None
+    assert ended.stdout.readline() == "serving\n"
+    locks.serve(folder, "gateway")
+    both = f"decode-0 (process {ended.pid}), gateway (process {os.getpid()})"
+    assert locks.servers_of(folder) == both
+    ended.kill()
+    ended.wait(60)
+    assert locks.servers_of(folder) == f"gateway (process {os.getpid()})"
+    serving.pop().close()
+    assert locks.servers_of(folder) == ""
+
+
 @pytest.fixture
 def serving(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[IO[str]]]:
     """The locks that this process holds as one that serves."""
-    locks: list[IO[str]] = []
-    monkeypatch.setattr(kept, "_serving", locks)
-    yield locks
-    for lock in locks:
+    held: list[IO[str]] = []
+    monkeypatch.setattr(locks, "_serving", held)
+    yield held
+    for lock in held:
         lock.close()
 
 
 @contextlib.contextmanager
 def looked_at(folder: Path) -> Iterator[None]:
     """Context manager: somebody looks whether the model is served, or removes it."""
-    lock = kept._lock_file(folder)
+    lock = locks.lock_file(folder)
     assert lock is not None
     with contextlib.ExitStack() as held:
-        assert kept._locked(held, lock)
+        assert locks.locked(held, lock)
         yield
 
 
 def test_who_begins_to_serve_while_somebody_looks_is_seen_all_the_same(hub: Hub, serving: list[IO[str]]) -> None:
     hub.add("org/demo", DEMO | {"model.safetensors": WEIGHTS})
     folder = fetch("org/demo")
-    beginning = threading.Thread(target=kept.serve, args=[folder])
+    beginning = threading.Thread(target=locks.serve, args=[folder, "w"])
     with looked_at(folder):
         beginning.start()
         beginning.join(0.1)  # an impatient one would end meanwhile, and nobody would know of it
@@ -340,7 +395,7 @@ def test_two_that_look_at_once_dont_take_each_other_for_one_that_serves(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.add("org/demo", DEMO | {"model.safetensors": WEIGHTS})
-    folder, look, found = fetch("org/demo"), kept._locked, list[bool]()
+    folder, look, found = fetch("org/demo"), locks.locked, list[bool]()
     with looked_at(folder):
         """Somebody looked before, so there is a lock."""
     other = threading.Thread(target=lambda: found.append(is_served(folder)))
@@ -352,7 +407,7 @@ def test_two_that_look_at_once_dont_take_each_other_for_one_that_serves(
             other.join(0.1)  # one that doesn't wait would answer now
         return told
 
-    monkeypatch.setattr(kept, "_locked", looked)
+    monkeypatch.setattr(locks, "locked", looked)
     assert not is_served(folder)
     other.join(60)
     assert found == [False]
@@ -373,19 +428,19 @@ def test_what_two_names_mean_is_removed_once_and_never_while_it_is_fetched(hub: 
 def test_what_is_being_removed_is_not_served(hub: Hub, serving: list[IO[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     hub.add("org/demo", DEMO | {"model.safetensors": WEIGHTS})
     folder = fetch("org/demo")
-    monkeypatch.setattr(kept, "REMOVAL_S", 0.0)
+    monkeypatch.setattr(locks, "REMOVAL_S", 0.0)
     with looked_at(folder), pytest.raises(ConfigError, match="another process removes it"):
-        kept.serve(folder)
+        locks.serve(folder, "w")
     assert removed(named_one("org/demo")) > 0
     with pytest.raises(ConfigError, match="removed a moment ago"):
-        kept.serve(folder)
+        locks.serve(folder, "w")
 
 
 SERVING = """
 import sys
 from pathlib import Path
-from services.runtime.models.kept import serve
-serve(Path(sys.argv[1]))
+from services.runtime.models.serving import serve
+serve(Path(sys.argv[1]), "decode-0")
 print("serving", flush=True)
 sys.stdin.readline()
 """
