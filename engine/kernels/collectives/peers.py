@@ -59,13 +59,12 @@ class Peers:
         self._limit_ms = max(1, round(longest_wait_s * 1000))
         self._addresses = torch.tensor(addresses, dtype=torch.int64, device=inbox.device)
         self._rounds = torch.zeros(programs + 1, dtype=torch.int32, device=inbox.device)  # the last: a round gave up
-        self._lost = torch.zeros(1, dtype=torch.int32, pin_memory=inbox.is_cuda)
+        self._lost = torch.zeros(self.size, dtype=torch.int32, pin_memory=inbox.is_cuda)
 
     @property
     def lost_ranks(self) -> tuple[int, ...]:
         """Ranks whose message did not come in time. What was computed since is wrong, and this group is of no more use."""
-        lost = int(self._lost.numpy()[0])
-        return tuple(rank for rank in range(self.size) if lost >> rank & 1)
+        return tuple(self._lost.numpy().nonzero()[0].tolist())
 
     def meet(self) -> None:
         """See `Group.meet`: then the devices are idle, too."""

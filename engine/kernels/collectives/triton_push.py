@@ -24,7 +24,7 @@ POLL_NS = tl.constexpr(1_000_000)  # a poll's time without one
 
 @triton.jit(do_not_specialize=["units", "limit_ms", "rows"])
 def _all_reduce(
-    x_PTE, residual_TE, weight_E, out_TE, total_TE, peers_N, rounds_G, lost_1, units, limit_ms, rows, eps,
+    x_PTE, residual_TE, weight_E, out_TE, total_TE, peers_N, rounds_G, lost_N, units, limit_ms, rows, eps,
     NUM_FEATURES: tl.constexpr, E: tl.constexpr, PARTS: tl.constexpr, KIND: tl.constexpr,
     N: tl.constexpr, RANK: tl.constexpr, UNIT: tl.constexpr, PHASE_BYTES: tl.constexpr, PDL: tl.constexpr,
     PUSH: tl.constexpr, READ: tl.constexpr,
@@ -54,7 +54,7 @@ def _all_reduce(
             begin = row * NUM_FEATURES
             inside = begin + at < size if KIND == SUM else at < NUM_FEATURES
             bits = _bits(sum_of_parts(x_PTE + begin + at, inside, size, PARTS).to(dtype))
-            values = _receive(bits, memory + begin + at, slot, inside, rounds_G, lost_1, limit_ms, dtype, N, RANK).to(
+            values = _receive(bits, memory + begin + at, slot, inside, rounds_G, lost_N, limit_ms, dtype, N, RANK).to(
                 dtype
             )
             _empty(memory + begin + at, slot, inside, N, RANK)
@@ -68,7 +68,7 @@ def _all_reduce(
 
 @triton.jit(do_not_specialize=["units", "limit_ms"])
 def _reduce_scatter(
-    x, out, peers_N, rounds_G, lost_1, units, limit_ms,
+    x, out, peers_N, rounds_G, lost_N, units, limit_ms,
     E: tl.constexpr, N: tl.constexpr, RANK: tl.constexpr, UNIT: tl.constexpr, PHASE_BYTES: tl.constexpr, PDL: tl.constexpr,
     PUSH: tl.constexpr, READ: tl.constexpr,
 ):  # fmt: skip
@@ -96,7 +96,7 @@ def _reduce_scatter(
         for begin in range(tl.program_id(0) * E, share, tl.num_programs(0) * E):
             inside = begin + at < share
             bits = _share(x, RANK * share + begin + at, inside, size)
-            values = _receive(bits, memory + begin + at, share, inside, rounds_G, lost_1, limit_ms, dtype, N, RANK)
+            values = _receive(bits, memory + begin + at, share, inside, rounds_G, lost_N, limit_ms, dtype, N, RANK)
             _empty(memory + begin + at, share, inside, N, RANK)
             tl.store(out + begin + at, values.to(dtype), mask=inside)
         _end_round(rounds_G, count)
@@ -104,7 +104,7 @@ def _reduce_scatter(
 
 @triton.jit(do_not_specialize=["units", "limit_ms", "width_units"])
 def _all_gather(
-    x_TW, out_TNW, peers_N, rounds_G, lost_1, units, limit_ms, width_units,
+    x_TW, out_TNW, peers_N, rounds_G, lost_N, units, limit_ms, width_units,
     E: tl.constexpr, N: tl.constexpr, RANK: tl.constexpr, UNIT: tl.constexpr, PHASE_BYTES: tl.constexpr, PDL: tl.constexpr,
     PUSH: tl.constexpr, READ: tl.constexpr,
 ):  # fmt: skip
@@ -129,7 +129,7 @@ def _all_gather(
         for begin in range(tl.program_id(0) * E, size, tl.num_programs(0) * E):
             inside = begin + at < size
             own = _bits(tl.load(x_TW + begin + at, mask=inside, other=0.0))
-            _receive(own, memory + begin + at, slot, inside, rounds_G, lost_1, limit_ms, dtype, N, RANK)
+            _receive(own, memory + begin + at, slot, inside, rounds_G, lost_N, limit_ms, dtype, N, RANK)
             place = (begin + at) // width * (N * width) + (begin + at) % width
             for source in tl.static_range(N):
                 bits = own
@@ -176,17 +176,18 @@ def _memory(peers_N, rank, count, PHASE_BYTES: tl.constexpr, DTYPE: tl.constexpr
 
 @triton.jit
 def _receive(
-    own, slots, slot, inside, rounds_G, lost_1, limit_ms,
+    own, slots, slot, inside, rounds_G, lost_N, limit_ms,
     DTYPE: tl.constexpr, N: tl.constexpr, RANK: tl.constexpr,
 ):  # fmt: skip
     """Wait until no source's elements at `slots` are empty; return the sum over ranks [E] float32, the first rank's first.
 
-    After the limit the sum is wrong, `lost_1` gets the bits of the ranks that are missing, and no later round waits.
+    After the limit the sum is wrong, `lost_N` gets a 1 for each rank that is missing, and no later round waits.
     """
     has_given_up = rounds_G + tl.num_programs(0)
     limit_ns = tl.where(tl.load(has_given_up) != 0, 0, limit_ms.to(tl.int64) * 1_000_000)
     total = tl.zeros(own.shape, tl.float32)
-    missing = 1
+    empty = tl.zeros(own.shape, tl.int32)
+    is_missing = True
     waited = limit_ns * 0
     began = globaltimer() if TIMED else waited
     waits = True
@@ -199,12 +200,15 @@ def _receive(
                 bits = tl.load(slots + source * slot, mask=inside, other=0, volatile=True)
             empty |= _is_empty(bits).to(tl.int32) << source
             total += bits.to(DTYPE, bitcast=True).to(tl.float32)
-        missing = tl.max(empty, axis=0)
+        is_missing = tl.max(empty, axis=0) != 0
         waited = globaltimer() - began if TIMED else waited + POLL_NS
-        waits = (missing != 0) & (waited < limit_ns)
-    if missing != 0:
+        waits = is_missing & (waited < limit_ns)
+    if is_missing:
         tl.store(has_given_up, 1)
-        tl.store(lost_1, missing)
+        for source in tl.static_range(N):
+            # A word each: other programs may miss other ranks.
+            if tl.max((empty >> source) & 1, axis=0) != 0:
+                tl.store(lost_N + source, 1)
     return total
 
 

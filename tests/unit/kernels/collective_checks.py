@@ -18,7 +18,7 @@ from engine.kernels.launch import is_compiling_ahead
 from engine.model.layers.norm import RmsNorm
 from engine.model.ranks import Joined
 from engine.model.stream import Stream
-from tests.unit.kernels.peer_ranks import Ranks
+from tests.unit.kernels.peer_ranks import Ranks, SteppedPeers
 from tests.unit.kernels.references import close
 from tests.unit.kernels.triton_checks import Suite
 
@@ -188,6 +188,31 @@ def check_lost(device: str, large: bool) -> None:
     assert ranks.peers[2].lost_ranks == ()
 
 
+class _Torn:
+    """In place of the ranks' barrier: then half of two ranks' messages are missing, another half of each."""
+
+    def __init__(self, one: SteppedPeers, memory: torch.Tensor, num_bytes: int) -> None:
+        self._everyone, self._memory, self._num_bytes = one.everyone, memory, num_bytes
+
+    def wait(self, timeout: float) -> None:
+        self._everyone.wait(timeout)
+        for phase in self._memory.view(inbox.PHASES, -1):
+            slots = phase.view(torch.uint8)[: 3 * self._num_bytes].view(torch.int16).view(3, 2, -1)
+            slots[1, 0] = slots[2, 1] = inbox.EMPTY_16
+
+
+def check_each_lost(device: str, large: bool) -> None:
+    """Every rank of which something is missing is named, also where each program misses another one."""
+    ranks = Ranks(3, device)
+    messages = _messages(3, (1 << 12,), torch.float16, device)
+    torn = ranks.peers[0]
+    torn.everyone = _Torn(torn, ranks.inboxes[0], messages[0].nbytes)  # type: ignore[assignment]
+    ranks.run(lambda one: one.all_reduce(messages[one.rank]))
+    if device != "cpu":
+        torch.cuda.synchronize()
+    assert [one.lost_ranks for one in ranks.peers] == [(1, 2), (), ()]
+
+
 def _messages(size: int, shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
     """Random messages. Triton's interpreter does not round to bfloat16: there its sums are exact."""
     messages = torch.randn(size, *shape, device=device)
@@ -234,6 +259,7 @@ CHECKS: dict[str, Callable[[str, bool], None]] = {
     "waiting": check_waiting,
     "payloads": check_payloads,
     "lost": check_lost,
+    "each_lost": check_each_lost,
 }
 
 SUITE = Suite(CHECKS)
