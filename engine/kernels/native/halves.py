@@ -1,0 +1,99 @@
+"""Products on a CPU with matrices of 16-bit floats, in float32. T tokens, K inputs, N outputs.
+
+Weights are widened exactly (`engine/kernels/native/halves.c`, which says in what order they lie). A row's bits depend neither
+on its batch, nor on the number of threads, nor on the processor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from struct import Struct
+
+import torch
+
+from engine.kernels import native
+from engine.kernels.native import floats
+
+DTYPES = (torch.bfloat16, torch.float16)
+_AT_ONCE = 64 * floats.COLUMNS  # rows of which there is a copy while they are put in order
+# `Product`, `Lookup` and `Order` of `halves.c`.
+_PRODUCT, _LOOKUP, _ORDER = Struct("4P10q"), Struct("3P5q"), Struct("2P3q")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Halves:
+    """A matrix [N, K] in the order of its product: panels of 32 rows, each [K, 32], of which the last one may have fewer."""
+
+    panels: torch.Tensor  # [N, K] in one of `DTYPES`
+
+    @property
+    def outputs(self) -> int:
+        return self.panels.shape[0]
+
+    @property
+    def inputs(self) -> int:
+        return self.panels.shape[1]
+
+    def rows(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Return rows [T, K] of the matrix in float32. `numbers` [T]. Raises IndexError for one that it lacks."""
+        library, numbers = native.library(), numbers.long().contiguous()
+        assert library is not None
+        out = torch.empty(len(numbers), self.inputs)
+        failed = library.baton_halves_rows(
+            _LOOKUP.pack(
+                numbers.data_ptr(), self.panels.data_ptr(), out.data_ptr(), len(numbers), self.inputs, self.outputs,
+                self.panels.dtype == torch.float16, torch.get_num_threads(),
+            )
+        )  # fmt: skip
+        if failed:
+            raise IndexError(f"a matrix of {self.outputs} rows lacks some of {numbers.tolist()}")
+        return out
+
+
+def is_usable() -> bool:
+    """True if this machine has the kernel."""
+    return native.library() is not None
+
+
+def is_wide() -> bool:
+    """True if this processor multiplies sixteen floats at a time, and may."""
+    return floats.is_usable()
+
+
+def packed(weight: torch.Tensor) -> Halves:
+    """Put the rows of a matrix [N, K] in order, in its own memory, which is then for the result alone.
+
+    Raises ValueError for another dtype.
+    """
+    if weight.dtype not in DTYPES or not weight.is_contiguous():
+        raise ValueError(f"a matrix of 16-bit floats, row by row, is wanted, not of {weight.dtype}")
+    library, num_threads = native.library(), torch.get_num_threads()
+    assert library is not None
+    for some in weight.split(_AT_ONCE):
+        rows = some.clone()
+        library.baton_halves_order(_ORDER.pack(rows.data_ptr(), some.data_ptr(), rows.shape[1], len(rows), num_threads))
+    return Halves(panels=weight)
+
+
+def product(
+    x: torch.Tensor, weight: Halves, bias: torch.Tensor | None, *, out: torch.Tensor | None = None, adds: bool = False
+) -> torch.Tensor:
+    """Return x @ weight.T + bias [T, N], in `out` if it is given, which it `adds` to. `x` [T, K], `bias` [N], all float32.
+
+    Raises ValueError for rows of another length, and for an `out` of another shape.
+    """
+    library, x = native.library(), x if x.stride(-1) == 1 else x.contiguous()
+    assert library is not None
+    if x.shape[1] != weight.inputs:
+        raise ValueError(f"rows of {x.shape[1]} inputs don't go with a matrix of {weight.inputs}")
+    out = torch.empty(len(x), weight.outputs) if out is None else out
+    if out.shape != (len(x), weight.outputs) or out.stride(-1) != 1:
+        raise ValueError(f"{len(x)} rows of {weight.outputs} outputs don't go into {list(out.shape)}")
+    library.baton_halves_product(
+        _PRODUCT.pack(
+            x.data_ptr(), weight.panels.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr(),
+            *x.shape, weight.outputs, x.stride(0), out.stride(0), weight.panels.dtype == torch.float16, is_wide(),
+            adds, torch.get_num_threads(), 0,
+        )
+    )  # fmt: skip
+    return out

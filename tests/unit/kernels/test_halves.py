@@ -1,0 +1,193 @@
+"""Products of floats with matrices of 16-bit floats, by the kernel in C, against float64."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from itertools import product as every
+
+import pytest
+import torch
+
+from engine.kernels import native
+from engine.kernels.native import halves
+from engine.kernels.native.halves import Halves
+
+pytestmark = pytest.mark.skipif(not native.is_suitable() or not halves.is_usable(), reason="no C compiler, or no AVX2")
+
+SIZES = [(1, 1), (5, 3), (31, 70), (32, 128), (33, 129), (160, 64), (173, 300), (400, 257)]  # outputs, inputs
+ROWS = [1, 2, 3, 4, 5, 6, 7, 11, 16, 17, 95, 96, 97, 200]
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """Threads for the kernels, and as many as before afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(params=[False, True], ids=["AVX2", "AVX-512"])
+def variant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Either variant, where the processor has it."""
+    if request.param and not halves.is_wide():
+        pytest.skip("no AVX-512")
+    monkeypatch.setattr(halves, "is_wide", lambda: request.param)
+
+
+def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
+
+
+def stored(outputs: int, inputs: int, dtype: torch.dtype) -> tuple[torch.Tensor, Halves]:
+    """A matrix of 16-bit floats, and itself in order."""
+    weight = drawn(outputs, inputs).to(dtype)
+    return weight, halves.packed(weight.clone())
+
+
+@pytest.mark.parametrize("dtype", halves.DTYPES, ids=str)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_products_are_those_of_the_same_numbers(
+    size: tuple[int, int], dtype: torch.dtype, variant: None, threads: None
+) -> None:
+    weight, packed = stored(*size, dtype)
+    for count in ROWS:
+        x, bias, residual = drawn(count, size[1]), drawn(size[0]), drawn(count, size[0], seed=1)
+        wanted = x.double() @ weight.double().T
+        for its in (None, bias):
+            whole = wanted if its is None else wanted + its.double()
+            torch.testing.assert_close(halves.product(x, packed, its), whole.float(), rtol=1e-5, atol=2e-5)
+            onto = residual.clone()
+            assert halves.product(x, packed, its, out=onto, adds=True) is onto
+            torch.testing.assert_close(onto, (residual + whole).float(), rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", halves.DTYPES, ids=str)
+def test_errors_are_no_larger_than_those_of_float32(dtype: torch.dtype, variant: None) -> None:
+    weight, packed = stored(64, 4096, dtype)
+    for count in (1, 9, 40):
+        x = drawn(count, 4096)
+        wanted = x.double() @ weight.double().T
+        own, plain = (each - wanted for each in (halves.product(x, packed, None), x @ weight.float().T))
+        assert own.square().mean() <= 2 * plain.square().mean()
+
+
+@pytest.mark.parametrize("dtype", halves.DTYPES, ids=str)
+@pytest.mark.parametrize("size", [(173, 300), (64, 96), (20, 140)], ids=str)
+def test_a_row_depends_on_nothing_but_itself(
+    size: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, threads: None
+) -> None:
+    """Neither on its batch, nor on the number of threads, nor on the processor, nor on what lies between rows."""
+    _, packed = stored(*size, dtype)
+    x, bias = drawn(211, size[1]), drawn(size[0])
+    alone = torch.cat([halves.product(row[None], packed, bias) for row in x])
+    among_others = torch.cat((x, drawn(211, 5)), dim=1)[:, : size[1]]
+    for is_wide, count in every([False, True] if halves.is_wide() else [False], (1, 3)):
+        monkeypatch.setattr(halves, "is_wide", lambda is_wide=is_wide: is_wide)
+        torch.set_num_threads(count)
+        for several in (*range(1, 26), 96, 97, 193, 211):
+            own = slice(211 - several, 211)
+            assert torch.equal(halves.product(x[own], packed, bias), alone[own]), (is_wide, count, several)
+        assert torch.equal(halves.product(among_others, packed, bias), alone)
+
+
+@pytest.mark.parametrize("size", [(173, 300), (64, 96)], ids=str)
+def test_an_output_does_not_depend_on_the_others(size: tuple[int, int]) -> None:
+    """Ranks have some outputs each."""
+    weight, packed = stored(*size, torch.bfloat16)
+    x = drawn(9, size[1])
+    whole = halves.product(x, packed, None)
+    for first, last in ((0, 7), (7, 50), (size[0] // 2, size[0])):
+        own = halves.packed(weight[first:last].clone())
+        assert torch.equal(halves.product(x, own, None), whole[:, first:last])
+
+
+def test_every_number_of_16_bits_is_widened_exactly(variant: None) -> None:
+    codes = torch.arange(1 << 16).to(torch.int32).to(torch.int16).view(512, 128)
+    for dtype in halves.DTYPES:
+        weight = codes.view(dtype)
+        packed = halves.packed(weight.clone())
+        torch.testing.assert_close(packed.rows(torch.arange(512)), weight.float(), rtol=0, atol=0, equal_nan=True)
+        finite = torch.where(weight.isfinite(), weight, torch.zeros((), dtype=dtype))
+        for count in (128, 1):  # each row picks an input
+            found = halves.product(torch.eye(128)[:count], halves.packed(finite.clone()), None)
+            assert torch.equal(found, finite.float().T[:count])
+
+
+@pytest.mark.parametrize("dtype", halves.DTYPES, ids=str)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_rows_are_those_of_the_matrix(size: tuple[int, int], dtype: torch.dtype, threads: None) -> None:
+    weight, packed = stored(*size, dtype)
+    numbers = torch.randint(0, size[0], (70,))
+    assert torch.equal(packed.rows(numbers), weight[numbers].float())
+    assert packed.rows(numbers[:0]).shape == (0, size[1])
+
+
+@pytest.mark.parametrize("number", [-1, 5])
+def test_a_row_that_there_is_not_is_refused(number: int) -> None:
+    with pytest.raises(IndexError, match="a matrix of 5 rows"):
+        stored(5, 3, torch.bfloat16)[1].rows(torch.tensor([0, number]))
+
+
+@pytest.mark.parametrize("outputs", [1, 31, 33, 64])
+@pytest.mark.parametrize("count", [2, 20])
+def test_nothing_is_written_beside_a_product(outputs: int, count: int, variant: None, threads: None) -> None:
+    _, packed = stored(outputs, 130, torch.float16)
+    x, out = drawn(count, 130), torch.full((count, outputs + 16), 7.0)
+    halves.product(x, packed, None, out=out[:, 8 : 8 + outputs])
+    assert torch.equal(out[:, 8 : 8 + outputs], halves.product(x, packed, None))
+    assert bool((out[:, :8] == 7).all() and (out[:, 8 + outputs :] == 7).all())
+
+
+def test_no_rows_give_none() -> None:
+    assert halves.product(drawn(0, 3), stored(5, 3, torch.bfloat16)[1], None).shape == (0, 5)
+
+
+def test_what_does_not_go_together_is_refused() -> None:
+    _, packed = stored(4, 6, torch.bfloat16)
+    with pytest.raises(ValueError, match="rows of 5 inputs"):
+        halves.product(drawn(2, 5), packed, None)
+    for out in (torch.zeros(2, 3), torch.zeros(1, 4), torch.zeros(4, 2).T):
+        with pytest.raises(ValueError, match="don't go into"):
+            halves.product(drawn(2, 6), packed, None, out=out)
+    for weight in (torch.zeros(4, 6), torch.zeros(6, 4, dtype=torch.bfloat16).T):
+        with pytest.raises(ValueError, match="16-bit floats"):
+            halves.packed(weight)
+
+
+def test_what_is_no_number_stays_none(variant: None) -> None:
+    """A broken weight shows in its outputs alone, and in all rows of them."""
+    weight = drawn(40, 8).half()
+    weight[3, 2], weight[35, 1] = torch.nan, torch.inf
+    for count in (1, 5, 40):
+        found = halves.product(drawn(count, 8), halves.packed(weight.clone()), None)
+        assert (~found.isfinite()).all(0).nonzero().flatten().tolist() == [3, 35]
+        assert found[:, :3].isfinite().all()
+
+
+def test_threads_may_multiply_at_once(threads: None) -> None:
+    _, packed = stored(400, 96, torch.bfloat16)
+    x, found = drawn(9, 96), list[torch.Tensor]()
+    expected = halves.product(x, packed, None)
+    workers = [
+        threading.Thread(target=lambda: found.extend(halves.product(x, packed, None) for _ in range(200)))
+        for _ in range(3)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert len(found) == 600
+    assert all(torch.equal(each, expected) for each in found)
+
+
+def test_a_forked_process_multiplies_too(threads: None) -> None:
+    _, packed = stored(400, 96, torch.bfloat16)
+    x = drawn(3, 96)
+    expected = halves.product(x, packed, None)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if torch.equal(halves.product(x, packed, None), expected) else 1)
+    assert os.waitpid(child, 0)[1] == 0
