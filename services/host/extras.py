@@ -16,12 +16,14 @@ from typing import Any
 
 from common.messages import HostedModel, HostState, PlannerState, WorkerState
 from common.peers import PeerTable
+from common.settings import PREFIX
 from common.tasks import cancel_all
 from common.words import HostStatus, Role
 from services.host.child import Child, describe_exit, why_ended
 from services.host.models import Model
 from services.host.plan import HostedWorker, HostPlan, cards_of
 from services.host.policy import TAKES_PLACE
+from services.host.pulled import PulledModels
 from services.host.room import free_bytes
 from services.host.scaling import ROLES_OF, Change, change_of
 from services.host.sharing import HAVE
@@ -57,12 +59,14 @@ class Extras:
         models: Mapping[str, Model],
         child: Callable[[HostedWorker], Child],
         changed: Callable[[], None],
+        pulled: PulledModels | None = None,
     ) -> None:
-        """`models`: the host's, which may grow. `changed()`: what it tells others did."""
+        """`models`: the host's, which come and go. `changed()`: what it tells others did."""
         self._plan = plan
         self._models = models
         self._child = child
         self._changed = changed
+        self._pulled = pulled
         self._cores = physical_cores()
         self._running: dict[str, Extra] = {}  # by name on the bus
         self._failed: dict[str, float] = {}  # likewise, and when
@@ -92,7 +96,7 @@ class Extras:
         """Start and stop what is due. `told`: this host's state, as others heard it."""
         self._fleet.check(now)
         states = [told, *others]
-        for model in self._plan.spares:
+        for model in [name for name in self._models if self._spares(name) or self._of(name)]:
             offers = {state.host: state.models[model] for state in states if model in state.models}
             change = self._change(told.host, model, offers, now)
             since, before = self._due.get(model, (now, NOBODY))
@@ -129,6 +133,8 @@ class Extras:
     def _start(self, model: str, worker: HostedWorker) -> None:
         log.info("host.worker_starts", extra={"model": model, "worker": worker.id})
         extra = self._running[worker.id] = Extra(model, worker)
+        if (found := self._models[model].found) is not None and self._pulled is not None:
+            self._pulled.take(model, found)
         extra.running = asyncio.create_task(self._live(extra))
 
     def _leave(self, extra: Extra) -> None:
@@ -156,6 +162,8 @@ class Extras:
                 log.warning("host.worker_died", extra={"worker": child.name, "why": why[:MAX_REASON_CHARS]})
                 self._failed[extra.worker.id] = time.monotonic()
             del self._running[extra.worker.id]
+            if self._models[extra.model].found is not None and self._pulled is not None:
+                self._pulled.give_back(extra.model)
             self._changed()
 
     def make_room(self, load: Model) -> bool:
@@ -164,7 +172,7 @@ class Extras:
         sleeps = load.status is HostStatus.PARKED  # it has its memory
         lacks_memory = bool(others) and not sleeps and load.needs_bytes > free_bytes()
         lacks_place = self.places_taken({load.name}) > (self._plan.max_loaded or len(self._models))
-        cards = cards_of(load.workers)
+        cards = cards_of(self._next_workers(load))
         holding = [
             extra
             for extra in others
@@ -216,18 +224,33 @@ class Extras:
 
     def _startable(self, model: str, now: float) -> list[HostedWorker]:
         """Spare workers of a model for which this machine has room now."""
-        if not self._plan.spares.get(model) or not self._takes_more(model):
+        spares = self._spares(model)
+        if not spares or not self._takes_more(model):
             return []
         running = {name: workers for name, one in self._models.items() if (workers := self._here(name, one))}
         taken = cards_of(worker for name, workers in running.items() if name != model for worker in workers)
         cores = self._cores - sum(worker.threads for workers in running.values() for worker in workers)
         memory, found = free_bytes(), list[HostedWorker]()
-        for worker in self._plan.spares[model]:
+        for worker in spares:
             fits = worker.needs_bytes <= memory and (not worker.threads or worker.threads <= cores)
             if fits and not self._is_held(worker, now) and not worker.cards & taken:
                 memory, cores = memory - worker.needs_bytes, cores - worker.threads
                 found.append(worker)
         return found
+
+    def _spares(self, model: str) -> Sequence[HostedWorker]:
+        found = self._models[model].found
+        if found is None or self._pulled is None:
+            return self._plan.spares.get(model, ())
+        spares, own = self._pulled.spares(model, found), self._models[model].workers
+        is_newer = any(worker.variables[f"{PREFIX}MODEL"] != str(found.folder) for worker in own)
+        return () if is_newer else spares  # workers of one model have the same weights
+
+    def _next_workers(self, model: Model) -> Sequence[HostedWorker]:
+        """A model's workers, also if it has none yet because it is of the cache."""
+        if model.found is None or self._pulled is None:
+            return model.workers
+        return model.workers or self._pulled.next_workers(model.name, model.found)
 
     def _takes_more(self, model: str) -> bool:
         """True if workers of a model may be started at all; none while one loads, whose memory is still free."""

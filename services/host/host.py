@@ -7,7 +7,7 @@ import logging
 import math
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from common import subjects
@@ -69,7 +69,7 @@ class Host:
         self._of_worker = {worker.id: model for model in self._models.values() for worker in model.workers}
         self._pulled = None if plan.pulled is None else PulledModels(plan.pulled)
         self._changed = asyncio.Event()
-        self._extras = Extras(plan, self._models, self._child, self._changed.set)
+        self._extras = Extras(plan, self._models, self._child, self._changed.set, self._pulled)
         self._others: dict[str, tuple[float, HostState]] = {}
         self._began_at = time.monotonic()
         self._told = self._state(time.monotonic())
@@ -82,7 +82,7 @@ class Host:
         await self._bus.subscribe(subjects.ALL_GATEWAY_HEARTBEATS, gateway_state_decoder, self._saw_gateway)
         await self._bus.subscribe(subjects.ALL_HEARTBEATS, worker_state_decoder, self._saw_worker)
         await self._bus.subscribe(subjects.host_heartbeat(subjects.ANY), host_state_decoder, self._saw_host)
-        if self._plan.spares:
+        if self._plan.follows_a_planner:
             await self._bus.subscribe(subjects.planner(subjects.ANY), planner_state_decoder, self._saw_planner)
         await self._bus.serve(subjects.host(self._host_id, subjects.ANY), to_host_decoder, self._answer)
         log.info("host.ready", extra={"host": self._host_id, "models": ", ".join(self._models)})
@@ -123,7 +123,8 @@ class Host:
         """Have the models of the cache beside the plan's. One that is loaded and went from there stays until it is unloaded."""
         pulled = [model for model in self._models.values() if model.found is not None]
         for model in pulled:
-            if model.name not in found and model.status in (HostStatus.UNLOADED, HostStatus.FAILED):
+            is_idle = model.status in (HostStatus.UNLOADED, HostStatus.FAILED)
+            if model.name not in found and is_idle and not (self._pulled and self._pulled.has_a_slot(model.name)):
                 del self._models[model.name]
         for name, one in found.items():
             model = self._models.setdefault(name, Model(name, [], found=one, since=time.monotonic()))
@@ -340,17 +341,10 @@ class Host:
             models=models,
             max_loaded=self._plan.max_loaded,
             free_places=max(0, (self._plan.max_loaded or len(models)) - self._extras.places_taken()),
-            free_cards=len(cards_of(self._workers()) - self._extras.cards_taken()),
+            free_cards=len(cards_of(self._plan.everybody()) - self._extras.cards_taken()),
             free_bytes=int(free) if (free := free_bytes()) < math.inf else 0,
             shares=True,
         )
-
-    def _workers(self) -> Iterator[HostedWorker]:
-        """All workers of the plan, and those that models of the cache may get."""
-        yield from (worker for workers in self._plan.models.values() for worker in workers)
-        yield from (worker for workers in self._plan.spares.values() for worker in workers)
-        if self._plan.pulled is not None:
-            yield from (worker for slot in self._plan.pulled.slots for worker in slot)
 
     def _view(self, name: str, model: Model, now: float) -> ModelView:
         model.wishes = {gateway: wish for gateway, wish in model.wishes.items() if wish.until > now}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -38,6 +38,7 @@ class PulledPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     patterns: tuple[str, ...]  # names, with * and ?
     slots: list[list[HostedWorker]]  # at least one
+    spares: list[list[HostedWorker]] = []  # likewise, of workers that come and go
 
 
 class HostPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +53,17 @@ class HostPlan(msgspec.Struct, frozen=True, kw_only=True):
     parks_s: float = 0.0  # sleep of an idle model; 0: only who is told to sleeps
     needs_bytes: dict[str, int] = {}  # host memory that a model takes
     spares: dict[str, list[HostedWorker]] = {}  # workers of a model that come and go with the planner's counts
+
+    @property
+    def follows_a_planner(self) -> bool:
+        """True if workers come and go with a planner's counts."""
+        return bool(self.spares) or (self.pulled is not None and any(self.pulled.spares))
+
+    def everybody(self) -> Iterator[HostedWorker]:
+        """All workers of the plan, and those that models of the cache may get."""
+        slots = () if self.pulled is None else (*self.pulled.slots, *self.pulled.spares)
+        for workers in (*self.models.values(), *self.spares.values(), *slots):
+            yield from workers
 
 
 def cards_of(workers: Iterable[HostedWorker]) -> set[str]:

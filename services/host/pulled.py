@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +38,9 @@ class Found:
     """A model of the cache that may be loaded."""
 
     folder: Path  # or GGUF file
-    needs_bytes: int  # host memory; 0: unknown, or elsewhere
+    needs_bytes: int  # host memory of its workers; 0: unknown, or elsewhere
+    pools: bool = False  # it makes vectors or scores
+    spare_bytes: tuple[int, ...] = ()  # host memory of each spare worker
 
 
 class PulledModels:
@@ -47,6 +50,7 @@ class PulledModels:
         self._plan = plan
         self._free = list(range(len(plan.slots)))[::-1]
         self._taken: dict[str, int] = {}  # by model
+        self._uses = Counter[str]()  # by model, of its slot
         self._seen: tuple[str, ...] | None = None
         self._found: dict[str, Found] = {}
         self._judged: dict[Path, str] = {}  # the reason that its workers can't serve it, or ""
@@ -67,40 +71,68 @@ class PulledModels:
                 log.warning("host.too_many_models", extra={"most": MAX_OFFERED, "left_out": one.name})
                 break
             try:
-                found[one.name] = Found(one.model, self._needs(one.name, one.model))
+                found[one.name] = self._checked(one.name, one.model)
             except (ConfigError, GgufError, OSError, ValueError) as error:
                 log.warning("host.model_refused", extra={"model": one.name, "why": str(error)})
         return found
 
-    def _needs(self, name: str, folder: Path) -> int:
-        """Bytes of all its workers. Raises ConfigError if these don't suit it."""
-        workers = with_model(self._plan.slots[0], name, folder)
+    def _checked(self, name: str, folder: Path) -> Found:
+        """A model with what it takes. Raises ConfigError if the workers don't suit it."""
+        pools = is_pooled(folder)
+        workers, spares = (
+            with_model(slot, name, folder, pools=pools) for slot in (self._plan.slots[0], self._spare(0))
+        )
         if not workers:
-            raise ConfigError(LACKS[is_pooled(folder)])
+            raise ConfigError(LACKS[pools])
         if folder not in self._judged:  # a snapshot's files stay as they are
-            self._judged[folder] = next(iter(refused(workers).values()), "")
+            self._judged[folder] = next(iter(refused([*workers, *spares]).values()), "")
         if self._judged[folder]:
             raise ConfigError(self._judged[folder])
-        return sum(bytes_of(settings_of(worker), folder) for worker in workers)
+        needs, more = ([bytes_of(settings_of(worker), folder) for worker in each] for each in (workers, spares))
+        return Found(folder, sum(needs), pools, tuple(more))
+
+    def _spare(self, slot: int) -> list[HostedWorker]:
+        return self._plan.spares[slot] if slot < len(self._plan.spares) else []
 
     def take(self, name: str, found: Found) -> list[HostedWorker]:
-        """A model's workers, which are its own until `give_back`; none while all slots are taken."""
-        if name not in self._taken:
-            if not self._free:
-                return []
-            self._taken[name] = self._free.pop()
-        return with_model(self._plan.slots[self._taken[name]], name, found.folder)
+        """A model's workers, whose slot is its own until as many `give_back`; none while all slots are taken."""
+        workers = self.next_workers(name, found)
+        if workers:
+            self._uses[name] += 1
+            if name not in self._taken:
+                self._taken[name] = self._free.pop()
+        return workers
 
     def give_back(self, name: str) -> None:
-        """Its workers have ended."""
-        if name in self._taken:
-            self._free.append(self._taken.pop(name))
+        """Its workers have ended, or a spare one has."""
+        self._uses[name] -= 1
+        if self._uses[name] <= 0:
+            del self._uses[name]
+            if name in self._taken:
+                self._free.append(self._taken.pop(name))
+
+    def has_a_slot(self, name: str) -> bool:
+        return name in self._taken
+
+    def next_workers(self, name: str, found: Found) -> list[HostedWorker]:
+        """The workers that `take` would return."""
+        slot = self._slot_of(name)
+        return [] if slot is None else with_model(self._plan.slots[slot], name, found.folder, pools=found.pools)
+
+    def spares(self, name: str, found: Found) -> list[HostedWorker]:
+        """More workers of the slot that a model has or would get. Who starts one has to `take` the slot as well."""
+        slot = self._slot_of(name)
+        spare = [] if slot is None else with_model(self._spare(slot), name, found.folder, pools=found.pools)
+        sizes = zip(spare, found.spare_bytes, strict=True) if spare else ()
+        return [msgspec.structs.replace(worker, needs_bytes=size) for worker, size in sizes]
+
+    def _slot_of(self, name: str) -> int | None:
+        return self._taken.get(name, self._free[-1] if self._free else None)
 
 
-def with_model(slot: Sequence[HostedWorker], name: str, folder: Path) -> list[HostedWorker]:
+def with_model(slot: Sequence[HostedWorker], name: str, folder: Path, *, pools: bool) -> list[HostedWorker]:
     """The workers of a slot that serve such a model: those that pool, or the others."""
     own = {f"{PREFIX}MODEL": str(folder), f"{PREFIX}SERVED_MODEL_NAME": name}
-    pools = is_pooled(folder)
     return [
         msgspec.structs.replace(worker, variables=worker.variables | own)
         for worker in slot

@@ -14,7 +14,7 @@ from gateway.answers.ask import lasting_s
 from services.host.needs import bytes_of, can_sleep
 from services.host.plan import HostedWorker, HostPlan, PulledPlan
 from services.host.scaling import ROLES_OF
-from services.host.suits import HOSTED, refused, settings_of
+from services.host.suits import HOSTED, POOL, refused, settings_of
 from services.rank.cores import physical_cores
 from services.worker.settings import WorkerServiceSettings
 
@@ -57,43 +57,60 @@ def read_written(file: Path) -> tuple[str, HostPlan]:
     """The host's name and plan; the folder of logs is made. Raises ConfigError, naming field and remedy, or OSError."""
     written, sleeps_s = _checked_plan(file)
     folder = (file.parent / written.logs).resolve()
+    numbered = Numbered(file, written, folder)
     models: dict[str, list[HostedWorker]] = {}
     spares: dict[str, list[HostedWorker]] = {}
-    settings: list[WorkerServiceSettings] = []
-
-    def named(entry: WrittenWorker) -> list[HostedWorker]:
-        """The workers of an entry, numbered on: those that start with its model, and its spare ones."""
-        found = [_worker(written, entry, len(settings) + at, folder) for at in range(max(entry.count, entry.most))]
-        each = [_checked(file, written, entry, worker) for worker in found]
-        settings.extend(each)
-        return [_sized(worker, one) for worker, one in zip(found, each, strict=True)]
-
     for entry in written.worker:
-        workers = named(entry)
-        models.setdefault(entry.model, []).extend(workers[: entry.count])
-        if workers[entry.count :]:
-            spares.setdefault(entry.model, []).extend(workers[entry.count :])
+        workers, more = numbered.of([entry])
+        models.setdefault(entry.model, []).extend(workers)
+        if more:
+            spares.setdefault(entry.model, []).extend(more)
     _check_room(file, models, spares)
-    pulled = None
-    if written.pulled is not None:
-        entries = written.pulled.worker
-        slots = [[worker for entry in entries for worker in named(entry)] for _ in range(written.max_loaded)]
-        pulled = PulledPlan(patterns=tuple(written.pulled.models), slots=slots)
+    pulled = _pulled(file, written, numbered)
     _check_models(file, [worker for workers in (*models.values(), *spares.values()) for worker in workers])
     folder.mkdir(parents=True, exist_ok=True)
-    on_cpu = all(one.processor == "cpu" for one in settings)
+    settings = numbered.settings
     plan = HostPlan(
         models=models,
         pulled=pulled,
         max_loaded=written.max_loaded,
         drain_s=written.drain_s,
-        forks=on_cpu,
+        forks=all(one.processor == "cpu" for one in settings),
         can_park=all(can_sleep(one, processes=one.processes) for one in settings),
         parks_s=sleeps_s,
         needs_bytes={model: sum(one.needs_bytes for one in workers) for model, workers in models.items()},
         spares=spares,
     )
     return written.name, plan
+
+
+class Numbered:
+    """The workers of a file, numbered on from entry to entry, with the settings of all so far."""
+
+    def __init__(self, file: Path, written: WrittenPlan, folder: Path) -> None:
+        self._file, self._written, self._folder = file, written, folder
+        self.settings: list[WorkerServiceSettings] = []
+
+    def of(self, entries: Sequence[WrittenWorker]) -> tuple[list[HostedWorker], list[HostedWorker]]:
+        """The workers of entries: those that start with a model, and its spare ones."""
+        own: list[HostedWorker] = []
+        spare: list[HostedWorker] = []
+        for entry in entries:
+            for at in range(max(entry.count, entry.most)):
+                worker = _worker(self._written, entry, len(self.settings), self._folder)
+                self.settings.append(_checked(self._file, self._written, entry, worker))
+                (own if at < entry.count else spare).append(_sized(worker, self.settings[-1]))
+        return own, spare
+
+
+def _pulled(file: Path, written: WrittenPlan, numbered: Numbered) -> PulledPlan | None:
+    if written.pulled is None:
+        return None
+    slots = [numbered.of(written.pulled.worker) for _ in range(written.max_loaded)]
+    _check_slot(file, *slots[0])
+    return PulledPlan(
+        patterns=tuple(written.pulled.models), slots=[own for own, _ in slots], spares=[spare for _, spare in slots]
+    )
 
 
 def _checked_plan(file: Path) -> tuple[WrittenPlan, float]:
@@ -159,6 +176,23 @@ def _check_room(
             )
 
 
+def _check_slot(file: Path, workers: Sequence[HostedWorker], more: Sequence[HostedWorker]) -> None:
+    """Refuse workers of a pulled model that nothing starts with, or that this machine never has cores for."""
+    cores = physical_cores()
+    for pools in (False, True):
+        first, spare = ([one for one in each if (one.service == POOL) == pools] for each in (workers, more))
+        if spare and not first:
+            kind = POOL if pools else "prefill, decode or worker"
+            raise ConfigError(
+                f"{file}: pulled.worker: give one with service {kind} a count of 1 or more, to start with"
+            )
+        if spare and (threads := sum(one.threads for one in (*first, *spare))) > cores:
+            raise ConfigError(
+                f"{file}: most of pulled.worker: the {len(first) + len(spare)} workers of a model have {threads} threads, "
+                f"and this machine has {cores} cores: give a smaller most or threads"
+            )
+
+
 def _check_pulled(file: Path, written: WrittenPlan, pulled: WrittenPulled) -> None:
     if not pulled.models or not pulled.worker:
         raise ConfigError(f'{file}: pulled: give models, as ["org/*"], and at least one [[pulled.worker]]')
@@ -166,8 +200,6 @@ def _check_pulled(file: Path, written: WrittenPlan, pulled: WrittenPulled) -> No
         raise ConfigError(f"{file}: max_loaded: with pulled models 1 to {MAX_WORKERS}, which are loaded at once")
     for entry in pulled.worker:
         _check_entry(file, entry)
-        if entry.most:
-            raise ConfigError(f"{file}: pulled.worker: leave most out: pulled models have count workers")
     named = [entry.model or str(entry.options.get("model", "")) for entry in pulled.worker]
     if any(named):
         raise ConfigError(

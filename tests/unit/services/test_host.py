@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from common.words import HostStatus, WorkerStatus
 from services.host import host as hosting
 from services.host.host import MAX_RESTARTS, Host
 from services.host.plan import HostedWorker, HostPlan, PulledPlan
-from services.host.pulled import PulledModels
+from services.host.pulled import Found, PulledModels
 from tests.fakes.bus import MemoryBus
 from tests.fakes.children import IdleChild
 from tests.fakes.workers import a_worker
@@ -142,6 +143,31 @@ async def test_a_model_that_cant_be_kept_is_not_ready_while_its_other_workers_dr
 def on(device: str, ranks: int) -> HostedWorker:
     variables = {"BATON_DEVICE": device, "BATON_TENSOR_PARALLEL_SIZE": str(ranks)}
     return HostedWorker(name=device, id=device, service="worker", variables=variables, log_file="/nonexistent")
+
+
+async def test_a_pulled_model_that_went_from_the_cache_stays_while_it_has_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = PulledPlan(patterns=("org/*",), slots=[[on("cuda:4", 1)]])
+    here = {"m": Found(Path("/m"), 0)}
+    monkeypatch.setattr(PulledModels, "look", lambda self: dict(here))
+    monkeypatch.setattr(hosting, "CACHE_S", 0.01)
+    holds = [True]
+    monkeypatch.setattr(PulledModels, "has_a_slot", lambda self, name: holds[0])
+    async with hosted(monkeypatch, models={}, pulled=plan) as world:
+        here.clear()
+        looked = asyncio.Event()
+        monkeypatch.setattr(PulledModels, "look", lambda self: looked.set() or {})
+        await looked.wait()
+        looked.clear()
+        await looked.wait()
+        world.told = {}
+        await world.until(HostStatus.UNLOADED)
+        holds[0] = False
+        async with asyncio.timeout(PATIENCE_S):
+            while world.told:
+                await world._news.wait()
+                world._news.clear()
 
 
 async def test_gpus_are_free_that_no_rank_of_a_loaded_model_has(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from common.words import HostStatus, WorkerStatus
 from services.host import extras as module
 from services.host.extras import FAILED_FOR_S, PLANNER_SILENT_S, SETTLE_S, Extras
 from services.host.models import Model
-from services.host.plan import HostedWorker, HostPlan
+from services.host.plan import HostedWorker, HostPlan, PulledPlan
+from services.host.pulled import Found, PulledModels
 from tests.fakes.children import IdleChild
 from tests.fakes.workers import a_worker
 
@@ -226,6 +228,39 @@ async def test_room_for_one_is_offered_once(monkeypatch: pytest.MonkeyPatch) -> 
         assert made.offer.spare == {"decode": 1}
     async with world(worker("d1", threads=3), worker("d2", threads=3)) as made:
         assert made.offer.spare == {"decode": 1}
+
+
+async def test_those_of_a_pulled_model_have_its_slot_and_go_with_its_files_version() -> None:
+    one, two = ([worker(f"{name}{slot}") for slot in range(2)] for name in "ds")
+    plan = PulledPlan(patterns=("*",), slots=[[each] for each in one], spares=[[each] for each in two])
+    pulled = PulledModels(plan)
+    async with world(wanted={"decode": 2}) as made:
+        found = Found(Path("/m/1"), 5, spare_bytes=(7,))
+        made.models = {name: Model(name, [], found=found, status=HostStatus.UNLOADED) for name in ("m", "n")}
+        made.extras = Extras(
+            HostPlan(models={}, pulled=plan),
+            made.models,
+            lambda one: IdleChild(name=one.name),
+            made._changed,
+            pulled,  # type: ignore[arg-type, return-value]
+        )
+        m = made.models["m"]
+        m.status, m.workers = HostStatus.READY, pulled.take("m", found)
+        await made.after(2 * SETTLE_S)
+        assert made.offer.workers == {"d0": ["decode"], "s0": ["decode"]}
+        assert made.extras.offer(made.models["n"], made.now).spare == {"decode": 1}
+        m.status, m.workers = HostStatus.UNLOADED, []
+        pulled.give_back("m")  # as its host does; the spare one still drains
+        IdleChild.drained.clear()
+        await made.after(2 * SETTLE_S)
+        assert [each.id for each in pulled.next_workers("n", found)] == ["d1"]
+        IdleChild.drained.set()
+        await made.after(STEP_S)
+        assert not pulled.has_a_slot("m")
+        m.status, m.workers = HostStatus.READY, pulled.take("m", found)
+        m.found = Found(Path("/m/2"), 5, spare_bytes=(7,))  # pulled anew
+        await made.after(2 * SETTLE_S)
+        assert (made.running, made.offer.spare) == ([], {})
 
 
 @pytest.mark.parametrize("what", ["memory", "card", "place"])

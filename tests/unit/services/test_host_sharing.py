@@ -122,6 +122,16 @@ def test_a_hosts_file_has_slots_of_workers_for_models_that_are_pulled(tmp_path: 
     ]
     assert plan.pulled.slots[1][1].variables["BATON_DEVICE"] == "fake"
     assert list(plan.models) == ["m"]
+    assert not plan.follows_a_planner
+    file.write_text(PULLED.replace('"decode"', '"decode"\nmost = 2'))
+    _, plan = read_written(file)
+    assert plan.pulled is not None
+    assert plan.follows_a_planner
+    assert [[worker.id for worker in slot] for slot in plan.pulled.slots] == [
+        ["h-decode-0", "h-prefill-2"],
+        ["h-decode-3", "h-prefill-5"],
+    ]
+    assert [[worker.id for worker in slot] for slot in plan.pulled.spares] == [["h-decode-1"], ["h-decode-4"]]
 
 
 @pytest.mark.parametrize(
@@ -147,7 +157,14 @@ def test_a_hosts_file_has_slots_of_workers_for_models_that_are_pulled(tmp_path: 
             PLAN + "most = 3\noptions = { threads = 1024 }\n",
             "most of m: its 3 workers have 3072 threads, .* give a smaller",
         ),
-        (PULLED.replace('"decode"', '"decode"\nmost = 2'), "pulled.worker: leave most out"),
+        (
+            PULLED.replace('"decode"', '"decode"\nmost = 2\ncount = 0').replace('"prefill"', '"pool"'),
+            "pulled.worker: give one with service prefill, decode or worker a count of 1 or more",
+        ),
+        (
+            PULLED.replace('"decode"', '"decode"\nmost = 3\noptions = { threads = 1024 }'),
+            "most of pulled.worker: the 4 workers of a model have 3072 threads, .* give a smaller",
+        ),
         (PLAN.replace("kv_memory_mb", "kv_memory"), "has no setting 'kv_memory'"),
         (PLAN.replace("= 8", "= -8"), "decode-0 of m: --kv-memory-mb"),
         (PLAN + "surplus = 1\n", "surplus"),

@@ -96,6 +96,34 @@ def test_a_model_of_vectors_has_the_workers_of_a_slot_that_pool(cache: Path) -> 
     assert list(PulledModels(PulledPlan(patterns=("*",), slots=[[pool]])).look()) == ["org/vectors"]
 
 
+def test_a_slots_spare_workers_are_a_models_own_until_the_last_of_them_has_ended(cache: Path) -> None:
+    for name in "ab":
+        put(cache, f"org/{name}")
+    spares = [slot(10), slot(11, BATON_KV_MEMORY_MB="16")]
+    models = PulledModels(PulledPlan(patterns=("*",), slots=[slot(0), slot(1)], spares=spares))
+    found = models.look()
+    a, b = (found[name] for name in ("org/a", "org/b"))
+    assert [worker.id for worker in models.next_workers("org/b", b)] == ["h-worker-0"]
+    (first,) = models.spares("org/a", a)
+    assert (first.id, first.needs_bytes) == ("h-worker-10", a.needs_bytes)
+    assert (first.variables["BATON_MODEL"], first.variables["BATON_SERVED_MODEL_NAME"]) == (str(a.folder), "org/a")
+    for _ in range(2):  # its own workers, and a spare one
+        assert [worker.id for worker in models.take("org/a", a)] == ["h-worker-0"]
+    assert [worker.id for worker in models.spares("org/b", b)] == ["h-worker-11"]
+    models.take("org/b", b)
+    models.give_back("org/a")
+    assert models.has_a_slot("org/a")
+    models.give_back("org/b")
+    assert not models.has_a_slot("org/b")
+    assert [worker.id for worker in models.take("org/b", b)] == ["h-worker-1"]
+
+
+def test_a_model_that_spare_workers_cant_serve_is_left_out(cache: Path) -> None:
+    put(cache, "org/demo")
+    spares = [slot(1, BATON_TENSOR_PARALLEL_SIZE="3")]
+    assert PulledModels(PulledPlan(patterns=("*",), slots=[slot(0)], spares=spares)).look() == {}
+
+
 @pytest.mark.parametrize("variables", [{"BATON_TENSOR_PARALLEL_SIZE": "3"}, {"BATON_PIPELINE_PARALLEL_SIZE": "64"}])
 def test_a_model_that_ranks_cant_share_is_left_out_with_what_its_worker_would_say(
     cache: Path, variables: dict[str, str], caplog: pytest.LogCaptureFixture
