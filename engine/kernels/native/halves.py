@@ -15,7 +15,7 @@ from engine.kernels import native
 from engine.kernels.native import floats
 
 DTYPES = (torch.bfloat16, torch.float16)
-_AT_ONCE = 64 * floats.COLUMNS  # rows of which there is a copy while they are put in order
+_AT_ONCE = 64 * floats.COLUMNS  # rows copied while they are put in order
 # `Product`, `Lookup` and `Order` of `halves.c`.
 _PRODUCT, _LOOKUP, _ORDER = Struct("4P10q"), Struct("3P5q"), Struct("2P3q")
 
