@@ -50,13 +50,14 @@ def hold(now: float, observed: Observed, decision: Decision, before: Counts | No
     return replace(
         before,
         roles={
-            role: _held(now, held, decision.desired[role], present[role], settings, may_grow=gaining != role)
+            role: held_after(now, held, decision.desired[role], present[role], settings, may_grow=gaining != role)
             for role, held in before.roles.items()
         },
     )
 
 
-def _held(now: float, held: Held, target: int, present: int, settings: PlanSettings, *, may_grow: bool) -> Held:
+def held_after(now: float, held: Held, target: int, present: int, settings: PlanSettings, *, may_grow: bool) -> Held:
+    """A role's count after a decision for `target`, with `present` workers."""
     count = held.count
     if target == count or (target > count and not (may_grow and present >= count)):
         return Held(count, now, count)

@@ -26,9 +26,11 @@ from common.messages import (
     worker_reply_decoder,
 )
 from common.peers import Peers
+from common.words import Role
 from planner.counts import Counts, hold
 from planner.observed import ROLES, Observed, WorkerLoad, observe_models
 from planner.policy import Decision, Memory, Move, plan
+from planner.pools import Pools, by_model, look
 from planner.settings import PlanSettings
 
 log = logging.getLogger("baton.planner")
@@ -69,6 +71,7 @@ class Planner:
         self._me = config.planner_id, config.incarnation
         self._memories: dict[str, Memory] = {}  # by model
         self._counts: dict[str, Counts] = {}  # likewise
+        self._pools: dict[str, Pools] = {}  # likewise, of models of vectors and scores
         self._said: dict[str, str] = {}  # likewise
         self.moves = 0
 
@@ -97,6 +100,10 @@ class Planner:
         self._counts = {
             model: hold(now, observed[model], decision, self._counts.get(model), settings)
             for model, decision in decisions.items()
+        }
+        self._pools = {
+            model: look(now, states, self._pools.get(model), settings)
+            for model, states in by_model(self._peers.ready(Role.POOL)).items()
         }
         self._said = {model: said for model, said in self._said.items() if model in decisions}
         for model, decision in decisions.items():
@@ -157,21 +164,27 @@ class Planner:
         self._said[model] = gist
 
     def _state(self, workers: Sequence[WorkerLoad], decisions: Mapping[str, Decision], *, acts: bool) -> PlannerState:
-        several = len(decisions) > 1
-        reasons = [f"{model}: {one.reason}" if several else one.reason for model, one in decisions.items()]
         desired = {model: {str(role): count for role, count in one.desired.items()} for model, one in decisions.items()}
+        known: dict[str, Counts | Pools] = {**self._counts, **self._pools}
         return PlannerState(
             planner=self._config.planner_id,
             acts=acts,
             workers={role: sum(role in worker.roles for worker in workers) for role in ROLES},
             desired={role: sum(one[role] for one in desired.values()) for role in ROLES},
             pressures={role: max(one.pressures.of(role) for one in decisions.values()) for role in ROLES},
-            reason=" | ".join(reasons)[:MAX_REASON_CHARS],
+            reason=self._reason(decisions)[:MAX_REASON_CHARS],
             moves=self.moves,
             incarnation=self._config.incarnation,
-            models={model: counts for model, counts in desired.items() if model},
-            wanted={model: told for model, counts in self._counts.items() if model and (told := counts.told())},
+            models={model: counts for model, counts in desired.items() if model}
+            | {model: {str(Role.POOL): one.desired} for model, one in self._pools.items()},
+            wanted={model: told for model, one in known.items() if model and (told := one.told())},
         )
+
+    def _reason(self, decisions: Mapping[str, Decision]) -> str:
+        """The reasons of all models, each after its name where there are several."""
+        said = {model: one.reason for model, one in decisions.items() if model or not self._pools}
+        said |= {model: one.reason for model, one in self._pools.items()}
+        return " | ".join(f"{model}: {reason}" if len(said) > 1 else reason for model, reason in said.items())
 
     def _saw_gateway(self, state: GatewayState) -> None:
         self._gateways[state.gateway] = time.monotonic(), state

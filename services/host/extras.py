@@ -38,6 +38,7 @@ STOP_MARGIN_S = 5.0  # added to the drain time before a worker is killed
 MAX_PLANNERS = 100
 MAX_REASON_CHARS = 400
 NOBODY = Change()
+ROLES = (Role.PREFILL, Role.DECODE, Role.POOL)
 
 
 @dataclass(slots=True, eq=False)
@@ -117,7 +118,7 @@ class Extras:
 
     def _elsewhere(self, model: str, offers: Mapping[str, HostedModel], now: float) -> list[Sequence[str]]:
         hosted = set[str]().union(*(offer.workers for offer in offers.values()))
-        ready = {state.worker: state for role in (Role.PREFILL, Role.DECODE) for state in self._fleet.ready(role, now)}
+        ready = {state.worker: state for role in ROLES for state in self._fleet.ready(role, now)}
         return [one.roles for one in ready.values() if one.model == model and one.worker not in hosted]
 
     def _take(self, model: str, change: Change, now: float) -> None:

@@ -19,6 +19,7 @@ ROLES_OF: dict[str, tuple[str, ...]] = {
     "prefill": (Role.PREFILL,),
     "decode": (Role.DECODE,),
     "worker": (Role.PREFILL, Role.DECODE),
+    "pool": (Role.POOL,),
 }
 
 MOST = 1_000  # workers of a model that steps are computed for, whatever is said

@@ -13,7 +13,6 @@ from common.subjects import check_id
 from gateway.answers.ask import lasting_s
 from services.host.needs import bytes_of, can_sleep
 from services.host.plan import HostedWorker, HostPlan, PulledPlan
-from services.host.scaling import ROLES_OF
 from services.host.suits import HOSTED, POOL, refused, settings_of
 from services.rank.cores import physical_cores
 from services.worker.settings import WorkerServiceSettings
@@ -144,8 +143,6 @@ def _check_models(file: Path, workers: list[HostedWorker]) -> None:
 def _check_entry(file: Path, entry: WrittenWorker) -> None:
     if entry.service not in HOSTED:
         raise ConfigError(f"{file}: service {entry.service!r}: is one of {', '.join(HOSTED)}")
-    if entry.most and entry.service not in ROLES_OF:
-        raise ConfigError(f"{file}: most of a {entry.service}: leave it out: planners count {', '.join(ROLES_OF)}")
     model = entry.model or "pulled"
     if not (0 if entry.most else 1) <= entry.count <= MAX_WORKERS:
         raise ConfigError(f"{file}: count {entry.count} of {model}: is 1 to {MAX_WORKERS}, or 0 beside most")

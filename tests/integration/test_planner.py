@@ -40,6 +40,7 @@ class Fleet:
         self._stubborn = stubborn
         self.gateway = PRESSED
         self.batch: dict[str, object] = {}  # what decode workers say of theirs
+        self.pooled: dict[str, object] = {}  # what workers that pool say
         self.weights: dict[str, str] = {}  # fingerprints, where they are not the usual one
         self.models: dict[str, str] = {}  # names, where they are not the usual one
         self.roles = {"p0": ["prefill"], "d0": ["decode"], "d1": ["decode"], "d2": ["decode"]}
@@ -58,7 +59,7 @@ class Fleet:
 
     async def beat(self) -> None:
         for worker, roles in self.roles.items():
-            facts = dict(self.batch) if "decode" in roles else {}
+            facts = dict(self.batch) if "decode" in roles else dict(self.pooled) if "pool" in roles else {}
             facts["model_fingerprint"] = self.weights.get(worker, "model")
             if worker in self.models:
                 facts["model"] = self.models[worker]
@@ -239,3 +240,20 @@ async def test_an_empty_fleet_is_told_of_too(nats_url: str) -> None:
     async with fleet_of(nats_url) as fleet, planning(nats_url, "planner"):
         await fleet.until(lambda: bool(fleet.heard))
     assert fleet.heard[0].desired == {"prefill": 0, "decode": 1}
+
+
+async def test_workers_that_pool_are_counted_beside_the_others(nats_url: str) -> None:
+    async with fleet_of(nats_url) as fleet:
+        fleet.roles["e0"], fleet.models["e0"] = ["pool"], "vectors"
+        fleet.pooled = {"queued_tokens": 3500, "busy": True}
+        fleet.go()
+        async with planning(nats_url, "p"):
+            await fleet.until(
+                lambda: bool(fleet.heard) and fleet.heard[-1].wanted.get("vectors", {}).get("pool", 0) >= 4
+            )
+        fleet.stop()
+        heard = fleet.heard[-1]
+        assert heard.models["vectors"]["pool"] >= 4
+        assert set(heard.wanted["model"]) == {"prefill", "decode"}
+        assert "vectors: pool has a pressure of" in heard.reason
+        assert "e0" not in [worker for worker, _ in fleet.told]

@@ -148,7 +148,6 @@ def test_a_hosts_file_has_slots_of_workers_for_models_that_are_pulled(tmp_path: 
         (PLAN.replace("decode", "gateway"), "service 'gateway': is one of prefill, decode, worker, pool"),
         (PLAN.replace("count = 2", "count = 65"), "count 65 of m: is 1 to 64"),
         (PLAN.replace("count = 2", "count = 0"), "count 0 of m: is 1 to 64, or 0 beside most"),
-        (PLAN.replace('"decode"', '"pool"') + "most = 3\n", "most of a pool: leave it out: planners count prefill"),
         (PLAN + "most = 1\n", "most 1 of m: is count, here 2, to 64; leave it out for count"),
         (PLAN + "most = -1\n", "most -1 of m: is count, here 2, to 64"),
         (PLAN + "most = 65\n", "most 65 of m: is count, here 2, to 64"),
