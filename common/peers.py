@@ -29,8 +29,7 @@ log = logging.getLogger("baton.peers")
 
 DEAD_AFTER_S = 3.0
 STUCK_AFTER_S = 20.0  # a single pass may take long on a CPU
-CHECK_EVERY_S = 0.25
-QUIET_AFTER_S = 1.2  # heartbeats come every 0.5 s
+CHECK_EVERY_S, QUIET_AFTER_S = 0.25, 1.2  # heartbeats come every 0.5 s
 
 CONTESTED = "two processes have this name: end one, or start it under another"
 MAX_LEFT = 1_000  # remembered incarnations that stopped when told to

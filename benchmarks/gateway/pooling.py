@@ -52,6 +52,7 @@ class Stub:
     """Answers at once: every vector is the same."""
 
     fingerprint, vocab_size, max_model_len = "stub", VOCAB, LONGEST
+    found: Sequence[int] = ()
 
     def __init__(self, pooling: Pooling) -> None:
         self.pooling = pooling

@@ -1,4 +1,4 @@
-"""Pooling: whole texts in, vectors or scores out. Nothing is kept of them, so any worker may answer again."""
+"""Pooling: whole texts in, vectors or scores out. Nothing is needed of earlier ones, so any worker may answer again."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True, tag="pool", omit_defaults=
     skipped: _Count = 0  # first tokens of each input that no vector is pooled from
     dimensions: _Count = 0  # first ones of each vector, normalised again; 0: all
     adapter: str = ""  # the model's own, by its name
+    salt: str = ""  # the tenant's: those with different ones share no prefixes
     is_raw: bool = False  # vectors of any length, scores without the model's activation
     traceparent: str | msgspec.UnsetType = msgspec.UNSET
 
@@ -39,4 +40,4 @@ class Pooled(msgspec.Struct, frozen=True, kw_only=True, tag="pooled", omit_defau
     message: str = ""
     queue_ms: float = 0.0  # received -> its pass began
     compute_ms: float = 0.0  # its passes, whatever else was in them
-    pass_tokens: int = 0  # tokens of the pass, all inputs of all requests
+    cached_tokens: int = 0  # found in a prefix that others have

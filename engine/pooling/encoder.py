@@ -1,6 +1,6 @@
 """The forward pass of an encoder over texts of any lengths, one behind the other: nothing is padded, nothing is kept.
 
-T tokens of all texts, E hidden size, H heads, D head size.
+T computed tokens of all texts, S all of them, E hidden size, H heads, D head size.
 """
 
 from __future__ import annotations
@@ -43,18 +43,19 @@ class Encoder:
         self._bias = DistanceBias(spec.layers[0].attention, weights) if spec.layers[0].attention.distances else None
         self._ropes = dict[tuple[RopeSpec, int], torch.Tensor]()
         self._longest = longest
-        self._layers = [_Layer(its, spec.under.format(at), self) for at, its in enumerate(spec.layers)]
+        self._layers = [_Layer(its, at, self) for at, its in enumerate(spec.layers)]
         self._final = self.norm(spec.final_norm)
 
     def __call__(self, texts: Texts, *, adapter: int | None = None) -> torch.Tensor:
-        """Return each token's vector [T, E]. `adapter`: its number; None: the model without one."""
+        """Return each token's vector [S, E]. `adapter`: its number; None: the model without one."""
         if self.adapters is not None:
             self.adapters.chosen = adapter
         x, added = self._tokens(texts), None
         masks = Masks(self._bias, texts)
         for layer in self._layers:
             x, added = layer(x, added, texts, masks)
-        return _normed(self._final, x, added)[0]
+        found = _normed(self._final, x, added)[0]
+        return found if texts.sharing is None else texts.sharing.states(found)
 
     @property
     def tokens_table(self) -> torch.Tensor:
@@ -139,8 +140,8 @@ class _Tokens:
 class _Attention:
     """Every token of a text meets the others, or those near it."""
 
-    def __init__(self, spec: EncoderAttentionSpec, under: str, model: Encoder) -> None:
-        hidden = model.spec.hidden_size
+    def __init__(self, spec: EncoderAttentionSpec, layer: int, model: Encoder) -> None:
+        hidden, under, self._layer = model.spec.hidden_size, model.spec.under.format(layer), layer
         self._spec, self._scale = spec, spec.scale or spec.head_dim**-0.5
         sizes = (spec.width, spec.kv_width, spec.kv_width)
         self._inputs = model.product(under, spec.inputs, hidden, sizes, bias=spec.has_bias)
@@ -158,12 +159,15 @@ class _Attention:
 
     def _met(self, product: torch.Tensor, texts: Texts, masks: Masks) -> torch.Tensor:
         """Return [T, Hq D]."""
-        spec, heads = self._spec, self._heads(product, texts)
+        spec, sharing, (queries, *kv) = self._spec, texts.sharing, self._heads(product, texts)
+        keys, values = kv if sharing is None else sharing.heads(self._layer, *kv)
         if not masks.are_biases and texts.seen is None and spec.head_dim <= floats.MOST_DIM and floats.takes(product):
             before, after = spec.reach or -1, 0 if spec.is_causal else spec.reach or -1
-            found = floats.attend(*heads, masks.pieces, scale=self._scale, before=before, after=after)
+            found = floats.attend(queries, keys, values, masks.pieces, scale=self._scale, before=before, after=after)
+        elif sharing is None or sharing.index is None:
+            found = self._met_by_length((queries, keys, values), texts, masks)
         else:
-            found = self._met_by_length(heads, texts, masks)
+            found = self._met_by_length((sharing.spread(queries), keys, values), texts, masks)[sharing.own]
         return found.flatten(1)
 
     def _heads(self, product: torch.Tensor, texts: Texts) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -187,7 +191,7 @@ class _Attention:
         return queries, keys, values
 
     def _met_by_length(self, heads: Sequence[torch.Tensor], texts: Texts, masks: Masks) -> torch.Tensor:
-        """Return [T, Hq, D], by torch: texts of one length at once."""
+        """Return [S, Hq, D], by torch: texts of one length at once."""
         spec = self._spec
         found, begin = torch.empty_like(heads[0], memory_format=torch.contiguous_format), 0
         for count, length, seen in texts.runs:
@@ -251,9 +255,9 @@ class _FeedForward:
 class _Layer:
     """Attention and an MLP on the residual."""
 
-    def __init__(self, spec: EncoderLayerSpec, under: str, model: Encoder) -> None:
-        self._is_prenorm = spec.is_prenorm
-        self._attention = _Attention(spec.attention, under, model)
+    def __init__(self, spec: EncoderLayerSpec, number: int, model: Encoder) -> None:
+        under, self._is_prenorm = model.spec.under.format(number), spec.is_prenorm
+        self._attention = _Attention(spec.attention, number, model)
         self._mlp = _FeedForward(spec.mlp, under, model)
         self._norms = [model.norm(under + name if name else "") for name in spec.norms]
         self._after = [model.norm(under + name if name else "") for name in spec.after]

@@ -1,10 +1,12 @@
-"""An engine without KV: inputs in, vectors or scores out, one pass at a time."""
+"""An engine of whole texts: inputs in, vectors or scores out, one pass at a time."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 
 import torch
@@ -15,6 +17,7 @@ from engine.pooling.encoder import Encoder
 from engine.pooling.families import read_encoder_spec
 from engine.pooling.heads import LabelHead, Spans, VectorHead, cut
 from engine.pooling.late import lexical, maxsim, seen_of, with_vectors, with_weights
+from engine.pooling.prefixes import Beginning, Prefixes, Sharing, can_share
 from engine.pooling.spec import EncoderSpec
 from engine.pooling.texts import Texts
 from engine.resolving import resolve_dtype, resolve_max_model_len
@@ -22,6 +25,9 @@ from engine.spec.model import UnsupportedModelError
 from engine.weights.loader import load_weights, most_elements
 from engine.weights.parameters import Weights
 from modelfiles.pooling import CLASSIFY_TOKENS, EMBED, LEXICAL, MAXSIM, TOKENS, Pooling, read_pooling
+
+# Memory for prefixes, by device.
+PREFIX_BYTES = {"cpu": 256 << 20, "cuda": 1 << 30}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +40,7 @@ class PoolingConfig:
     quantization: str = "auto"
     max_model_len: int | None = None
     num_threads: int = 1
+    prefix_bytes: int | None = None  # memory for prefixes of a decoder; None: by the device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +54,10 @@ class PoolingInput:
     dimensions: int = 0
     is_raw: bool = False
     adapter: str = ""  # one of `Pooling.tasks`; "": none
+    salt: str = ""  # inputs with different ones share no prefixes
+
+
+_Found = tuple[torch.Tensor, int]  # an input's rows, and its tokens that others had computed
 
 
 class PoolingEngine:
@@ -79,47 +90,77 @@ class PoolingEngine:
         load_weights(weights, config.model)
         weights.settle()
         self.fingerprint = model_fingerprint(config.model, marks)
+        # Tokens of each input of the last `compute` that others had computed.
+        self.found: Sequence[int] = ()
+        self.prefixes: Prefixes | None = None
+        if can_share(spec):
+            memory = PREFIX_BYTES[device.type] if config.prefix_bytes is None else config.prefix_bytes
+            self.prefixes = Prefixes(
+                spec,
+                fingerprint=self.fingerprint,
+                memory_bytes=memory,
+                dtype=getattr(torch, dtype),
+                device=device,
+            )
 
     @torch.inference_mode()
     def compute(self, inputs: Sequence[PoolingInput]) -> list[torch.Tensor]:
         """Return each input's rows [rows, width] float32 on the CPU, in order: one row, or one for each token."""
-        if len({one.adapter for one in inputs}) > 1:
-            return self._by_adapter(inputs)
+        found = self._by_adapter(inputs)
+        self.found = [tokens for _, tokens in found]
+        return [rows for rows, _ in found]
+
+    def _by_adapter(self, inputs: Sequence[PoolingInput]) -> list[_Found]:
+        """A pass for the inputs of each adapter."""
+        found = dict[int, _Found]()
+        for adapter in dict.fromkeys(one.adapter for one in inputs):
+            places = [at for at, one in enumerate(inputs) if one.adapter == adapter]
+            found |= zip(places, self._compared([inputs[at] for at in places]), strict=True)
+        return [found[at] for at in range(len(inputs))]
+
+    def _compared(self, inputs: Sequence[PoolingInput]) -> list[_Found]:
+        """The same for pairs that are compared."""
         pairs = [_halves(one) for one in inputs if one.work == MAXSIM]
         if not pairs:
             return self._computed(inputs)
         # Each side once: a query is compared with many documents.
         sides = list(dict.fromkeys(side for pair in pairs for side in pair))
         others = [one for one in inputs if one.work != MAXSIM]
-        rows = self._computed([*others, *(PoolingInput(tokens=side, work=TOKENS) for side in sides)])
-        known = dict(zip(sides, rows[len(others) :], strict=True))
-        scores, plain = iter([maxsim(known[query], known[document]) for query, document in pairs]), iter(rows)
-        return [next(scores if one.work == MAXSIM else plain) for one in inputs]
+        found = self._computed([*others, *sides])
+        known = dict(zip(sides, found[len(others) :], strict=True))
+        scores = [
+            (maxsim(known[query][0], known[document][0]), known[query][1] + known[document][1])
+            for query, document in pairs
+        ]
+        both, plain = iter(scores), iter(found)
+        return [next(both if one.work == MAXSIM else plain) for one in inputs]
 
-    def _by_adapter(self, inputs: Sequence[PoolingInput]) -> list[torch.Tensor]:
-        """A pass for the inputs of each adapter."""
-        found = dict[int, torch.Tensor]()
-        for adapter in dict.fromkeys(one.adapter for one in inputs):
-            places = [at for at, one in enumerate(inputs) if one.adapter == adapter]
-            found |= zip(places, self.compute([inputs[at] for at in places]), strict=True)
-        return [found[at] for at in range(len(inputs))]
-
-    def _computed(self, inputs: Sequence[PoolingInput]) -> list[torch.Tensor]:
+    def _computed(self, inputs: Sequence[PoolingInput]) -> list[_Found]:
         late = self.pooling.late
         seen = [seen_of(one.tokens, late) for one in inputs]
         order = sorted(range(len(inputs)), key=lambda at: (len(inputs[at].tokens), seen[at]))
         mine = [inputs[at] for at in order]
-        texts = Texts.of(
-            [one.tokens for one in mine],
-            [one.second for one in mine],
-            self.device,
-            seen=[seen[at] for at in order] if late is not None else None,
-        )
-        adapter = mine[0].adapter
-        x = self._encoder(texts, adapter=self.pooling.tasks.index(adapter) if adapter else None)
+        with self._sharing(mine) as sharing:
+            texts = Texts.of(
+                [one.tokens for one in mine],
+                [one.second for one in mine],
+                self.device,
+                seen=[seen[at] for at in order] if late is not None else None,
+                sharing=sharing,
+            )
+            adapter = mine[0].adapter
+            x = self._encoder(texts, adapter=self.pooling.tasks.index(adapter) if adapter else None)
         spans = Spans.of(texts.lengths, [one.skipped for one in mine])
-        found = self._labelled(x, spans, mine) if self._labels is not None else self._embedded(x, spans, mine)
-        return [rows for _, rows in sorted(zip(order, found, strict=True), key=lambda pair: pair[0])]
+        rows = self._labelled(x, spans, mine) if self._labels is not None else self._embedded(x, spans, mine)
+        begins = (0,) * len(mine) if sharing is None else sharing.begins
+        return [each for _, each in sorted(zip(order, zip(rows, begins, strict=True), strict=True), key=itemgetter(0))]
+
+    def _sharing(self, inputs: Sequence[PoolingInput]) -> AbstractContextManager[Sharing | None]:
+        if self.prefixes is None:
+            return nullcontext()
+        return self.prefixes.shared(
+            [Beginning(tokens=one.tokens, adapter=one.adapter, salt=one.salt) for one in inputs]
+        )
 
     def _labelled(self, x: torch.Tensor, spans: Spans, mine: Sequence[PoolingInput]) -> list[torch.Tensor]:
         head, step = self._labels, self.pooling.scoring.step if self.pooling.scoring is not None else None
@@ -172,8 +213,12 @@ class PoolingEngine:
         return not is_raw and (are_normal or dimensions > 0)
 
 
-def _halves(pair: PoolingInput) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return tuple(pair.tokens[: pair.second]), tuple(pair.tokens[pair.second :])
+def _halves(pair: PoolingInput) -> tuple[PoolingInput, PoolingInput]:
+    query, document = (
+        PoolingInput(tokens=tuple(side), work=TOKENS, adapter=pair.adapter, salt=pair.salt)
+        for side in (pair.tokens[: pair.second], pair.tokens[pair.second :])
+    )
+    return query, document
 
 
 def _check_padding(spec: EncoderSpec, pooling: Pooling) -> None:

@@ -33,6 +33,7 @@ class Masks:
 
     def __init__(self, bias: DistanceBias | None, texts: Texts) -> None:
         self._bias, self._device, self._lengths = bias, texts.tokens.device, texts.lengths
+        self._begins = () if texts.sharing is None else texts.sharing.begins
         self._known = dict[tuple[int, ...], torch.Tensor]()
 
     @property
@@ -43,7 +44,7 @@ class Masks:
     def pieces(self) -> torch.Tensor:
         """See `floats.attend`."""
         if () not in self._known:
-            self._known[()] = floats.pieces_of(self._lengths)
+            self._known[()] = floats.pieces_of(self._lengths, self._begins)
         return self._known[()]
 
     def parts(self, length: int, spec: EncoderAttentionSpec) -> Iterator[Part]:

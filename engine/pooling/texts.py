@@ -1,4 +1,4 @@
-"""The inputs of a pass, one behind the other. T tokens of all texts."""
+"""The inputs of a pass, one behind the other. T computed tokens of all texts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
+
+from engine.pooling.prefixes import Sharing
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +19,7 @@ class Texts:
     positions: torch.Tensor  # [T] int32, from 0 in each text
     lengths: tuple[int, ...]
     seen: tuple[int, ...] | None = None  # first tokens of each text that its others see; None: all
+    sharing: Sharing | None = None  # None: every token is computed
     places: torch.Tensor = field(init=False)  # [T] int32, from 0 on
     # Number of texts, their length, and how many of their tokens are seen, in order.
     runs: tuple[tuple[int, int, int], ...] = field(init=False)
@@ -38,13 +41,19 @@ class Texts:
         device: torch.device,
         *,
         seen: Sequence[int] | None = None,
+        sharing: Sharing | None = None,
     ) -> Texts:
         """`seconds`: where the second text of each input begins; 0: nowhere."""
         lengths = tuple(map(len, inputs))
-        tokens = torch.tensor([token for one in inputs for token in one], dtype=torch.long)
-        positions = torch.cat([torch.arange(length, dtype=torch.int32) for length in lengths])
+        begins = (0,) * len(lengths) if sharing is None else sharing.begins
+        spans = list(zip(inputs, begins, strict=True))
+        tokens = torch.tensor([token for one, begin in spans for token in one[begin:]], dtype=torch.long)
+        positions = torch.cat([torch.arange(begin, len(one), dtype=torch.int32) for one, begin in spans])
         types = None
         if any(seconds):
-            begins = [begin or length for begin, length in zip(seconds, lengths, strict=True)]
-            types = torch.cat([(torch.arange(n) >= b).long() for b, n in zip(begins, lengths, strict=True)]).to(device)
-        return cls(tokens.to(device), types, positions.to(device), lengths, None if seen is None else tuple(seen))
+            ends = [second or length for second, length in zip(seconds, lengths, strict=True)]
+            types = torch.cat(
+                [(torch.arange(begin, len(one)) >= end).long() for (one, begin), end in zip(spans, ends, strict=True)]
+            ).to(device)
+        first = None if seen is None else tuple(seen)
+        return cls(tokens.to(device), types, positions.to(device), lengths, first, sharing)

@@ -1,6 +1,6 @@
 """Workers that pool, as one gateway asks them: by what it waits for from each, in pieces, again where one is lost.
 
-Nothing is kept of a request at a worker, so another one may always be asked. A piece that nobody waits for is cancelled there.
+No request needs what a worker keeps, so another one may always be asked. A piece that nobody waits for is cancelled there.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ MAX_WAITING_TOKENS = 1 << 22
 PIECE_TOKENS, PIECE_INPUTS, PIECE_BYTES = 1 << 14, 1024, 1 << 19
 MAX_ANSWER_BYTES = 7 << 20  # NATS carries 8 MB at a time
 SMALLEST_PIECE_TOKENS = 1 << 11  # a piece for each worker pays from here on
+
+_INPUT, _CACHED = "gen_ai.usage.input_tokens", "gen_ai.usage.cache_read.input_tokens"
 
 Ready = Callable[[], Iterable[WorkerState]]
 
@@ -267,7 +269,7 @@ def _answered(line: AttemptLine, reply: Pooled) -> None:
     now = time.monotonic()
     line.claimed_by, line.worker_queue_ms, line.prefill_ms = line.prefill, reply.queue_ms, reply.compute_ms
     line.claimed_at = max(line.published_at or now, now - (reply.queue_ms + reply.compute_ms) / 1000)
-    line.first_token_at = now
+    line.first_token_at, line.cached_tokens = now, reply.cached_tokens
 
 
 def pieces(counts: Sequence[int], *, workers: int, row_bytes: int, rows_a_token: bool) -> list[slice]:
@@ -289,6 +291,7 @@ def ended_well(line: Timeline) -> None:
     """Note the answer's instant, and the way to it of the piece that came last."""
     last = max(line.attempts, key=lambda attempt: attempt.first_token_at or 0.0, default=None)
     line.first_token_at = time.monotonic()
+    line.cached_tokens = sum(attempt.cached_tokens or 0 for attempt in line.attempts)
     if last is not None and last.published_at is not None:
         waited_ms = 1000 * (last.published_at - line.submitted_at)
         line.phases |= {"queue": waited_ms + (last.worker_queue_ms or 0.0), "prefill": last.prefill_ms or 0.0}
@@ -301,10 +304,11 @@ def described(line: Timeline, trace: RequestTrace) -> Attributes:
     known = trace.attributes
     workers = {attempt.claimed_by for attempt in line.attempts} - {""}
     before = known.get("baton.pool.workers", [])
-    tokens = known.get("gen_ai.usage.input_tokens", 0)
+    tokens, cached = (known.get(name, 0) for name in (_INPUT, _CACHED))
     return {
         "gen_ai.request.model": line.model,
         "gen_ai.response.model": line.model,
-        "gen_ai.usage.input_tokens": line.prompt_tokens + (tokens if isinstance(tokens, int) else 0),
+        _INPUT: line.prompt_tokens + (tokens if isinstance(tokens, int) else 0),
+        _CACHED: line.cached_tokens + (cached if isinstance(cached, int) else 0),
         "baton.pool.workers": sorted(workers | set(before if isinstance(before, list) else [])),
     }

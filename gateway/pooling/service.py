@@ -308,6 +308,7 @@ async def _computed(
             skipped=texts.skipped,
             dimensions=wish.dimensions,
             adapter=wish.fitting.adapter,
+            salt=scope.tenant.salt(""),
             is_raw=wish.is_raw,
             traceparent=scope.trace.context or UNSET,
         )

@@ -32,7 +32,7 @@ from worker.worker import end_process
 
 log = logging.getLogger("baton.worker")
 
-CPU_BATCH_TOKENS, GPU_BATCH_TOKENS = 4096, 16384  # no KV takes memory beside a pass
+CPU_BATCH_TOKENS, GPU_BATCH_TOKENS = 4096, 16384
 
 
 async def run(settings: WorkerServiceSettings) -> None:
@@ -98,6 +98,7 @@ def build_engine(settings: WorkerServiceSettings) -> PoolingEngine:
             quantization=config.quantization,
             max_model_len=config.max_model_len,
             num_threads=config.num_threads,
+            prefix_bytes=config.cache.kv_memory_bytes,
         )
     )
 

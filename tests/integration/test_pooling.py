@@ -28,7 +28,7 @@ from gateway.pooling.fleet import PIECE_TOKENS
 from gateway.pooling.service import PoolingModels
 from gateway.pooling.texts import TextTokenizer
 from gateway.tenants.budgets import LocalBudgets
-from gateway.tenants.tenants import Tenants
+from gateway.tenants.tenants import Tenant, Tenants
 from modelfiles.pooling import Pooling
 from tests.fakes.generations import ScriptedGenerations, ScriptedWorkers
 from tests.integration.waiting import LIMIT_S, eventually
@@ -54,13 +54,16 @@ class Device:
     """Computes vectors of one number, once it may; one pass is announced by `begun`."""
 
     fingerprint, vocab_size, max_model_len, pooling = "f", 128, PIECE_TOKENS, Pooling(size=1, max_len=PIECE_TOKENS)
+    found: Sequence[int] = ()
 
     def __init__(self) -> None:
         self.may, self.begun = threading.Event(), threading.Event()
         self.computed = list[int]()  # first tokens
+        self.salts = set[str]()
 
     def compute(self, inputs: Sequence[PoolingInput]) -> list[torch.Tensor]:
         self.computed += [one.tokens[0] for one in inputs]
+        self.salts |= {one.salt for one in inputs}
         self.begun.set()
         self.may.wait(LIMIT_S)
         return [torch.ones(1, 1) for _ in inputs]
@@ -190,6 +193,7 @@ async def test_a_client_that_leaves_costs_the_pass_that_runs_and_no_more(nats_ur
 async def test_one_trace_goes_from_the_request_to_the_pass(nats_url: str, folder: Path) -> None:
     async with running(nats_url, folder, most=4) as world:
         world.device.may.set()
+        world.device.found = [2, 0]
         status, _ = await world.post(asyncio.Event(), "/v1/embeddings", input=[[5, 6, 7], [8]])
         assert status == 200
         gateway, worker = (
@@ -204,9 +208,16 @@ async def test_one_trace_goes_from_the_request_to_the_pass(nats_url: str, folder
         assert {gateway[name].parent for name in ("admission", "attempt")} == {server.context}
         assert {span.parent for span in (gateway["placement"], gateway["queue"], *worker.values())} == {attempt.context}
         assert (attempt.attributes["baton.outcome"], attempt.attributes["baton.prefill.worker"]) == ("ok", "w")
-        assert (worker["pool"].attributes["baton.inputs"], worker["pool"].attributes["baton.computed_tokens"]) == (2, 4)
+        told = [worker["pool"].attributes[f"baton.{name}"] for name in ("inputs", "cached_tokens", "computed_tokens")]
+        assert told == [2, 2, 2]
         assert server.attributes["gen_ai.operation.name"] == "embeddings"
         assert server.attributes["gen_ai.usage.input_tokens"] == 4
+        assert server.attributes["gen_ai.usage.cache_read.input_tokens"] == 2
+        assert world.worker.state().totals.cached_tokens == 2
+        assert world.device.salts == {Tenant(name="t", cache_salt="t").salt("")}, "the tenant's own"
+        async with reader(world) as client:
+            [line] = (await client.get("/debug/requests")).json()["latest"]
+            assert (line["prompt_tokens"], line["cached_tokens"]) == (4, 2)
         assert server.attributes["baton.pool.workers"] == ["w"]
         assert not any(span.error for span in (*gateway.values(), *worker.values()))
 

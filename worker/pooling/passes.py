@@ -32,6 +32,7 @@ class Pools(Protocol):
     vocab_size: int
     max_model_len: int
     pooling: Pooling
+    found: Sequence[int]  # tokens of each input of the last `compute` that others had computed
 
     def compute(self, inputs: Sequence[PoolingInput]) -> list[torch.Tensor]: ...
 
@@ -48,7 +49,7 @@ class Passes:
         self.queue = Queue()
         self.running = list[Place]()
         self.began_at = 0.0
-        self.steps = self.tokens = self.failed = self.answering = 0
+        self.steps = self.tokens = self.found = self.failed = self.answering = 0
         self._lost = ""
         self.pass_s = self.tokens_per_s = 0.0
 
@@ -122,7 +123,8 @@ class Passes:
         if asked.began_at:
             attributes: Attributes = {
                 "baton.inputs": len(asked.inputs),
-                "baton.computed_tokens": asked.tokens,
+                "baton.computed_tokens": asked.tokens - asked.found,
+                "baton.cached_tokens": asked.found,
                 "baton.pass_tokens": asked.pass_tokens,
                 "baton.compute_ms": round(1000 * asked.compute_s, 3),
             }
@@ -168,8 +170,11 @@ class Passes:
         rate = size / max(seconds, 1e-6)
         known = self.tokens_per_s
         self.tokens_per_s = MEMORY_OF_RATES * known + (1 - MEMORY_OF_RATES) * rate if known else rate
-        for place, found in zip(places, rows, strict=True):
+        counts = self._engine.found or [0] * len(places)
+        self.found += sum(counts)
+        for place, found, count in zip(places, rows, counts, strict=True):
             asked = place.asked
+            asked.found += count
             asked.queue_s = max(asked.queue_s, self.began_at - asked.come_at)
             asked.compute_s, asked.pass_tokens = asked.compute_s + seconds, max(asked.pass_tokens, size)
             asked.take(place.at, found)
@@ -192,5 +197,5 @@ def _told(asked: Asked) -> Pooled:
         rows=counts if any(count != 1 for count in counts) else [],
         queue_ms=1000 * asked.queue_s,
         compute_ms=1000 * asked.compute_s,
-        pass_tokens=asked.pass_tokens,
+        cached_tokens=asked.found,
     )

@@ -1,6 +1,6 @@
 """The role of a worker that pools: gateways ask, passes of all their inputs answer.
 
-Nothing is kept of a request, so nothing is claimed, moved or fenced: a gateway without an answer asks another worker.
+No request needs what is kept of another, so nothing is claimed, moved or fenced: a gateway without an answer asks another worker.
 """
 
 from __future__ import annotations
@@ -164,6 +164,7 @@ class Pooler:
             prefill_tokens_per_s=self._passes.tokens_per_s,
             totals=WorkerTotals(
                 prompt_tokens=passes.tokens,
+                cached_tokens=passes.found,
                 failed_steps=self._passes.failed,
                 dropped_inputs=passes.queue.dropped,
                 malformed=self._bus.malformed,

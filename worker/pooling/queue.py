@@ -29,6 +29,7 @@ class Asked:
     queue_s: float = 0.0
     compute_s: float = 0.0
     pass_tokens: int = 0
+    found: int = 0  # tokens in prefixes that others have
 
     def __post_init__(self) -> None:
         self.rows = [None] * len(self.inputs)
@@ -123,6 +124,7 @@ def inputs_of(
             dimensions=message.dimensions,
             is_raw=message.is_raw,
             adapter=message.adapter,
+            salt=message.salt,
         )
         for packed, second in zip(message.inputs, seconds, strict=True)
     ]

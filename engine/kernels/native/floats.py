@@ -104,21 +104,25 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
     return out
 
 
-def pieces_of(lengths: Sequence[int]) -> torch.Tensor:
-    """Return the pieces of work of texts of these lengths, int32 [P, 3], see `attend`."""
-    found, begin = list[tuple[int, int, int]](), 0
-    for length in lengths:
-        found += ((begin, length, first) for first in range(0, length, QUERIES))
-        begin += length
-    return torch.tensor(found, dtype=torch.int32).view(-1, 3)
+def pieces_of(lengths: Sequence[int], begins: Sequence[int] = ()) -> torch.Tensor:
+    """Return the pieces of work of texts of these lengths, int32 [P, 4], see `attend`.
+
+    `begins`: the first token of each text that has a query; (): all have one.
+    """
+    found, key, query = list[tuple[int, int, int, int]](), 0, 0
+    for length, begin in zip(lengths, begins or [0] * len(lengths), strict=True):
+        found += ((key, length, first, query - begin) for first in range(begin, length, QUERIES))
+        key, query = key + length, query + length - begin
+    return torch.tensor(found, dtype=torch.int32).view(-1, 4)
 
 
 def attend(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, pieces: torch.Tensor, *,
     scale: float, before: int = -1, after: int = -1,
 ) -> torch.Tensor:  # fmt: skip
-    """Return attention [T, Hq, D] of texts, one behind the other: `queries` [T, Hq, D], `keys` and `values` [T, Hkv, D].
+    """Return attention [T, Hq, D] of texts, one behind the other: `queries` [T, Hq, D], `keys` and `values` [S, Hkv, D].
 
+    S is T, or more where some first tokens have no queries; see `pieces_of`.
     `before`, `after`: positions that a query sees on each side; -1: all. D is at most MOST_DIM.
     Heads of a row that don't lie side by side are copied.
     """

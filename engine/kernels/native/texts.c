@@ -1,6 +1,6 @@
 /* Attention of whole texts of any lengths, one behind the other, in floats. AVX-512. Hq query heads, Hkv key and value heads, D head size.
 
-   A piece of work is some queries of one head of a text. It meets keys SOME at a time, from the first on, so a row depends neither on
+   A piece of work is some queries of one head of a text, which may have keys without queries before them. It meets keys SOME at a time, from the first on, so a row depends neither on
    the other texts nor on the number of threads. */
 #include "wide.h"
 #include <string.h>
@@ -10,8 +10,8 @@ enum { QUERIES = 192, SOME = 128, MOST_DIM = 256 };
 
 typedef struct {
     const float *q;        /* [T, of_q], Hq heads of each row side by side */
-    const float *k, *v;    /* [T, of_k] and [T, of_v], Hkv heads */
-    const int32_t *pieces; /* [P, 3]: a text's first row, its length, and the first of QUERIES queries */
+    const float *k, *v;    /* [S, of_k] and [S, of_v], Hkv heads; S > T where first tokens have no queries */
+    const int32_t *pieces; /* [P, 4]: the row of a text's first key, its length, the first of QUERIES queries, the row of query 0 */
     float *out;            /* [T, Hq, D] */
     int64_t num_pieces, of_q, of_k, of_v, num_heads, num_kv_heads, dim;
     int64_t before, after; /* positions that a query sees on each side; negative: all */
@@ -143,10 +143,11 @@ static __attribute__((target(WIDER))) void attend(const void *job, int64_t begin
     const int64_t wide = (p->dim + TILE_COLUMNS - 1) / TILE_COLUMNS * TILE_COLUMNS;
     Room room;
     for (int64_t piece = begin; piece < end; piece++) {
-        const int32_t *own = p->pieces + piece / p->num_heads * 3;
+        const int32_t *own = p->pieces + piece / p->num_heads * 4;
         const int64_t head = piece % p->num_heads, text = own[0], length = own[1], first = own[2];
         const int64_t queries = length - first < QUERIES ? length - first : QUERIES;
-        const float *q = p->q + (text + first) * p->of_q + head * p->dim;
+        const int64_t row_of_queries = own[3] + first; /* query 0 itself may be before all rows */
+        const float *q = p->q + row_of_queries * p->of_q + head * p->dim;
         for (int64_t i = 0; i < queries; i++) room.most[i] = LEAST, room.total[i] = 0.0f;
         memset(room.sums, 0, queries * wide * sizeof(float));
         int64_t from = p->before < 0 || first < p->before ? 0 : first - p->before, until = length;
@@ -159,7 +160,7 @@ static __attribute__((target(WIDER))) void attend(const void *job, int64_t begin
             IN_TILES(0, queries, MEET);
         }
         for (int64_t i = 0; i < queries; i++) {
-            float *out = p->out + ((text + first + i) * p->num_heads + head) * p->dim;
+            float *out = p->out + ((row_of_queries + i) * p->num_heads + head) * p->dim;
             for (int64_t at = 0; at < p->dim; at++) out[at] = room.sums[i * wide + at] / room.total[i];
         }
     }

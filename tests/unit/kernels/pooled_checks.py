@@ -25,10 +25,12 @@ def check(family: str, device: str, large: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = build_pooling_model(Path(folder), family)
         engine, theirs, texts = engine_of(model, device=device), reference(model), inputs()[1:5]
+        texts.append([*texts[3][:16], 5, 6])
         asked = [PoolingInput(tokens=text, work="token_embed", is_raw=True) for text in texts]
         with mock.patch.object(encoder, "rope_and_write_kv", wraps=rope_and_write_kv) as fused:
             found = engine.compute(asked)
         assert fused.call_count == ROTATED[family]
+        assert engine.found[-1] == (16 if family == "Qwen3Model" else 0), "a decoder shares a block"
         for text, own in zip(texts, found, strict=True):
             with torch.no_grad():
                 wanted = theirs(torch.tensor([text])).last_hidden_state[0].float()
