@@ -127,7 +127,7 @@ def _shares(settings: UpSettings) -> Iterator[Finding]:
 
 def _host_memory(settings: UpSettings, available: int | None, shared: Path) -> Iterator[Finding]:
     """Findings about the memory below the pools: it fills as blocks come, and a machine without it would kill a process."""
-    host, workers = HostMB.parse(settings.kv_host_mb), settings.workers
+    host, workers = HostMB.parse(settings.kv_host_mb), settings.generators
     size, asked, what = available, host.resolved(num_workers=workers) * workers << 20, "memory that is free"
     if host.is_shared:
         size = shutil.disk_usage(shared).total if shared.is_dir() else 0

@@ -128,7 +128,7 @@ class UpSettings(GatewaySettings, WorkerOptions, PlannerOptions):
         prefill = self.prefill if self.prefill >= 0 else int(not on_cpu or is_demo)
         known = self.model_copy(update={"prefill": prefill})
         threads = self.threads or (max(1, physical_cores() // known.processes_at_once) if on_cpu else 0)
-        host = HostMB.parse(self.kv_host_mb).shared_out(known.workers)
+        host = HostMB.parse(self.kv_host_mb).shared_out(known.generators)
         mine = {"threads": threads, "kv_host_mb": host, "port": port, "own_port": own_port}
         return known.model_copy(update=mine | {"orders_key": self.orders_key or self._own_key()})
 
@@ -161,6 +161,11 @@ class UpSettings(GatewaySettings, WorkerOptions, PlannerOptions):
     def workers(self) -> int:
         """The number of workers of all models. Needs known numbers: see `shared_out`."""
         return len(self.widths)
+
+    @property
+    def generators(self) -> int:
+        """The number of those that generate: others have no KV cache, and no host memory below it."""
+        return (self.prefill + self.decode) * (len(self.generating) + self.slots)
 
     @property
     def widths(self) -> list[int]:

@@ -36,7 +36,7 @@ class HostMB:
             from services.runtime.checks.memory import available_bytes  # it knows models' weights, too
 
             free_bytes = available_bytes() or 0
-        return int(HOST_SHARE * free_bytes / (1 if self.is_shared else num_workers)) >> 20
+        return int(HOST_SHARE * free_bytes / (1 if self.is_shared else max(1, num_workers))) >> 20
 
     def shared_out(self, num_workers: int) -> str:
         """The setting of each worker of one `up`."""

@@ -33,6 +33,21 @@ def test_up_shares_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings.shared_out().kv_host_mb == f"{HOST_SHARE * 1000:.0f}"
 
 
+def test_workers_that_pool_have_no_part_of_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: 4000 << 20)
+    vectors = tmp_path / "vectors"
+    vectors.mkdir()
+    (vectors / "config.json").write_text('{"architectures": ["BertModel"]}')
+    asked = {"model": f"a=demo,b={vectors}", "prefill": 1, "decode": 1}
+    settings = UpSettings.model_validate(asked | {"kv_host_mb": "auto"}).shared_out()
+    assert settings.workers == 3
+    assert settings.kv_host_mb == f"{HOST_SHARE * 2000:.0f}"
+    most = UpSettings.model_validate(asked | {"kv_host_mb": "2000"}).shared_out()
+    assert [finding.text for finding in checks._host_memory(most, 4000 << 20, tmp_path)] == []
+    alone = UpSettings.model_validate({"model": str(vectors), "kv_host_mb": "auto"}).shared_out()
+    assert [finding.text for finding in checks._host_memory(alone, 4000 << 20, tmp_path)] == []
+
+
 def test_what_is_shared_is_not_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available_bytes", lambda: 4000 << 20)
     settings = UpSettings.model_validate({"kv_host_mb": "auto:shared", "prefill": 3, "decode": 1})
