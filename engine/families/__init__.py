@@ -57,7 +57,7 @@ from engine.families import (
 )
 from engine.families.gguf import config_of
 from engine.families.gguf.names import as_in_file
-from engine.families.quantised import beside_config, in_files, in_tiles, online
+from engine.families.quantised import beside_config, in_files, in_halves, in_tiles, online
 from engine.families.quantised.gguf import IN_TILES, beside_experts, kept_as
 from engine.families.reading import Family, Fields
 from engine.spec.model import ModelSpec, UnsupportedModelError
@@ -102,6 +102,11 @@ def read_model_spec(
     asked for) decide what quantised weights become otherwise.
     """
     spec = _in_gguf(folder) if is_gguf(folder) else model_spec(beside_config(folder, read_fields(folder)))
+    return in_halves(_quantised(spec, folder, quantization, device, dtype), folder, device=device, dtype=dtype)
+
+
+def _quantised(spec: ModelSpec, folder: Path, quantization: str, device: str, dtype: str) -> ModelSpec:
+    """The model with the formats of its modules."""
     if quantization != "auto":
         spec = online(spec, quantization)
         if quantization == "int8" and device == "cpu" and is_gguf(folder):

@@ -1,15 +1,19 @@
-"""Matrices and embedding tables in the compute dtype. T tokens, K inputs, N outputs, E experts, I intermediate size."""
+"""Matrices and embedding tables of floats: in the compute dtype, or in 16 bits. T tokens, K inputs, N outputs, E experts."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
 
-from engine.formats.forms import PLAIN, InputForm, Rows
-from engine.formats.product import ExpertsSpec, Linear, LinearSpec, Order, Table, declare_bias
+from engine.formats.forms import IN_FLOATS, PLAIN, InputForm, Rows
+from engine.formats.product import ExpertsSpec, Linear, LinearSpec, Order, Table, TableFormat, declare_bias
+from engine.kernels.activation import act_and_mul
 from engine.kernels.embedding import InputTokens, embed
 from engine.kernels.linear import gated_linear, linear, linear_onto, linear_parts, packed
+from engine.kernels.native import halves
+from engine.kernels.native.halves import Halves
 from engine.weights.parameters import Parameter, Part, Shard, Way, Weights, of_experts
 
 
@@ -135,3 +139,111 @@ class PlainTables:
 
 
 PLAIN_TABLES = PlainTables()
+
+
+@dataclass(frozen=True, slots=True)
+class HalvesLinear:
+    """A product in float32 with a matrix of 16-bit floats, once that is in order."""
+
+    weight: Halves
+    bias: torch.Tensor | None = None  # [N]
+
+    def wants(self, num_rows: int, dtype: torch.dtype) -> InputForm:
+        return IN_FLOATS
+
+    def __call__(self, x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        if out is None or (out.dtype == torch.float32 and out.stride(-1) == 1):
+            return halves.product(x, self.weight, self.bias, out=out)
+        return out.copy_(halves.product(x, self.weight, self.bias))
+
+    def parts(self, x: torch.Tensor) -> torch.Tensor:
+        return self(x)
+
+    def onto(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
+        halves.product(x, self.weight, self.bias, out=residual, adds=True)
+        return None
+
+    def gated(self, x: torch.Tensor, activation: str = "silu") -> torch.Tensor:
+        return act_and_mul.reference(self(x), activation)
+
+    def gated_as(self, form: InputForm, x: torch.Tensor, activation: str = "silu") -> Rows:
+        return form.of(self.gated(x, activation))
+
+
+@dataclass(frozen=True, slots=True)
+class HalvesFormat:
+    """`weight` of each module in the 16 bits that the checkpoint has, `bias` in float32; experts are plain."""
+
+    dtype: torch.dtype
+
+    def linear(self, spec: LinearSpec, weights: Weights, *, under: str) -> Linear:
+        if weights.dtype != torch.float32:
+            return DENSE.linear(spec, weights, under=under)
+        weight = _declare(spec.parameter(dtype=self.dtype), weights, under=under)
+        return HalvesLinear(weight, declare_bias(spec, weights, under=under))
+
+    def matrix(self, spec: LinearSpec, weights: Weights, *, under: str) -> torch.Tensor:
+        return DENSE.matrix(spec, weights, under=under)
+
+    def experts(self, spec: ExpertsSpec, weights: Weights, *, under: str) -> torch.Tensor:
+        return DENSE.experts(spec, weights, under=under)
+
+
+@dataclass(frozen=True, slots=True)
+class HalvesTable:
+    """An embedding of 16-bit floats, whose memory a tied head shares."""
+
+    weight: Halves
+
+    def rows(self, tokens: InputTokens) -> torch.Tensor:
+        return self.weight.rows(tokens.ids())
+
+    def head(self, bias: torch.Tensor | None, weights: Weights) -> Linear:
+        return HalvesLinear(self.weight, bias)
+
+
+@dataclass(frozen=True, slots=True)
+class HalvesTables:
+    """Tables in the 16 bits that the checkpoint has; others in another format."""
+
+    plain: PlainModules
+    others: TableFormat = PLAIN_TABLES
+
+    def declare(self, parameter: Parameter, weights: Weights) -> Table:
+        names = weights.stored.theirs(parameter.parts[0].name.removesuffix(".weight"))
+        format = self.plain.format_of(names)
+        if format is None or len(parameter.parts) > 1 or weights.dtype != torch.float32:
+            return self.others.declare(parameter, weights)
+        return HalvesTable(_declare(replace(parameter, format=format.dtype), weights))
+
+
+@dataclass(frozen=True, slots=True)
+class PlainModules:
+    """Modules whose matrices a checkpoint has as 16-bit floats, by their names there."""
+
+    named: tuple[tuple[torch.dtype, frozenset[str]], ...]
+
+    @classmethod
+    def of(cls, dtypes: Mapping[str, torch.dtype]) -> PlainModules:
+        """Those of a module's dtype each; others are left out."""
+        found = {dtype: frozenset(name for name, own in dtypes.items() if own is dtype) for dtype in halves.DTYPES}
+        return cls(tuple((dtype, names) for dtype, names in found.items() if names))
+
+    def format_of(self, names: list[str]) -> HalvesFormat | None:
+        """The format of a module with one of these names."""
+        found = (dtype for dtype, named in self.named if not named.isdisjoint(names))
+        return next(map(HalvesFormat, found), None)
+
+
+NO_MODULES = PlainModules(())
+
+
+def _declare(parameter: Parameter, weights: Weights, *, under: str = "") -> Halves:
+    """Declare a matrix, which is put in order once loaded."""
+    weight = weights.new(parameter, under=under)
+    weights.when_loaded.append(lambda: _put_in_order(weight))
+    return Halves(panels=weight)
+
+
+def _put_in_order(weight: torch.Tensor) -> None:
+    halves.packed(weight)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from engine.formats.dense import DENSE, PLAIN_TABLES
+from engine.formats.dense import DENSE, NO_MODULES, PLAIN_TABLES, PlainModules
 from engine.formats.patterns import begins
 from engine.formats.product import Format, TableFormat
 
@@ -38,11 +38,16 @@ class Quantization:
     ignored: Modules = Modules()
     table: TableFormat = PLAIN_TABLES  # format of the embeddings
     in_tiles: bool = False  # groups become tiles
+    in_halves: PlainModules = NO_MODULES  # modules that stay 16-bit floats, of those that are plain
     kv_cache: str = ""  # "auto" of `kv_cache_dtype`, if not the compute dtype
 
     def format_of(self, names: Iterable[str]) -> Format:
         """The format of a module, looked up by all of its names."""
         names = list(names)
+        found = self._stored_format_of(names)
+        return (self.in_halves.format_of(names) or DENSE) if found is DENSE else found
+
+    def _stored_format_of(self, names: list[str]) -> Format:
         if any(self.ignored.has(name) for name in names):
             return DENSE
         for modules, format in self.groups:

@@ -8,6 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from engine.checkpoint.gguf_names import stored_in_gguf
+from engine.checkpoint.safetensors import CheckpointError, stored_tensors
 from engine.families.quantised import (
     auto_round,
     awq,
@@ -19,8 +23,9 @@ from engine.families.quantised import (
     mxfp4,
 )
 from engine.families.quantised.fields import check_letters
+from engine.families.quantised.gguf import IN_TILES
 from engine.families.reading.fields import Fields
-from engine.formats.dense import DENSE
+from engine.formats.dense import DENSE, HalvesTables, PlainModules
 from engine.formats.fp8 import FP8_WHILE_LOADING
 from engine.formats.grouped import takes_tiles
 from engine.formats.int4 import INT4_WHILE_LOADING
@@ -29,6 +34,7 @@ from engine.formats.packed import Awq, Gptq, PackedRows, RowsOfBytes, SignedByte
 from engine.formats.product import Format
 from engine.formats.quantization import EVERY, UNQUANTISED, Modules, Quantization
 from engine.spec.model import ModelSpec, UnsupportedModelError
+from modelfiles.gguf import is_gguf
 
 METHODS: dict[str, Callable[[Fields], Quantization]] = {
     "auto-round": auto_round.read,
@@ -51,6 +57,7 @@ ONLINE: dict[str, Quantization] = {
     "int8": Quantization(name="int8", groups=((EVERY, INT8_WHILE_LOADING),), table=INT8_TABLES),
 }
 _BESIDE = "hf_quant_config.json"
+_HALVES = {"BF16": torch.bfloat16, "F16": torch.float16}
 
 
 def read_quantization(fields: Fields) -> Quantization:
@@ -105,6 +112,34 @@ def in_tiles(spec: ModelSpec, *, device: str, dtype: str) -> ModelSpec:
         return spec
     tiled = replace(found, in_tiles=True, kv_cache=found.kv_cache or "float16")
     return replace(spec, quantization=tiled, dtype="float32")
+
+
+def in_halves(spec: ModelSpec, folder: Path, *, device: str, dtype: str) -> ModelSpec:
+    """The model with matrices that its files have as 16-bit floats kept so, where a CPU computes in float32.
+
+    They are widened exactly as they are multiplied.
+    """
+    found = spec.quantization
+    if not (found.in_tiles or found.name == IN_TILES):
+        return spec
+    try:
+        modules = PlainModules.of(_plain_matrices(folder))
+    except CheckpointError:  # whoever loads it says so
+        return spec
+    return replace(spec, quantization=replace(found, in_halves=modules, table=HalvesTables(modules, found.table)))
+
+
+def _plain_matrices(folder: Path) -> dict[str, torch.dtype]:
+    """The dtypes of matrices of 16-bit floats that are used as they are stored, by module; experts are left out."""
+    return {
+        stored.name.removesuffix(".weight"): _HALVES[stored.dtype]
+        for stored in (stored_in_gguf(folder) if is_gguf(folder) else stored_tensors(folder))
+        if stored.name.endswith(".weight")
+        and stored.dtype in _HALVES
+        and len(stored.shape) == 2
+        and stored.undo is None
+        and ".experts." not in stored.name
+    }
 
 
 def _is_of_whole_numbers(form: Format) -> bool:

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tests.gguf_files import write_gguf
 from tests.unit.engine.families.case import Case
 from tests.unit.engine.families.experts import EXPERTS
-from tests.unit.engine.formats.checkpoints import compressed, fp8_block, fp8_row, fp8_tensor, written
+from tests.unit.engine.formats.checkpoints import compressed, fp8_block, fp8_row, fp8_tensor, in_16_bits, written
 from tests.unit.engine.formats.codebooks import codebook4
 from tests.unit.engine.formats.forms import FORMS, asked, in_mxfp4, source_of
 from tests.unit.engine.formats.loading import Form
@@ -61,8 +63,14 @@ GGUF_FORMS: dict[str, tuple[Case, Any]] = {
     "gguf tiles": (LLAMA, {"": "Q4_K", "attn_v": "Q6_K", "ffn_down": "Q6_K", "token_embd": "Q5_0"}),
     "gguf tiles, experts": (MOE, {"": "Q4_K", "ffn_gate_inp": "F32", "ffn_down": "Q5_K"}),
     "gguf tiles, a tied table that ends within a tile": (ODD, {"": "Q4_K", "token_embd": "Q6_K"}),
+    "gguf tiles, some of 16 bits": (
+        LLAMA,
+        {"": "Q4_K", "attn_v": "F16", "ffn_down": "BF16", "token_embd": "F16", "output.weight": "BF16"},
+    ),
+    "gguf tiles, a tied table of 16 bits": (ODD, {"": "Q4_K", "token_embd": "F16"}),
     "gguf, gpt-oss": (GPT_OSS, {"": "Q8_0", "ffn_gate_inp": "F32", "_exps.weight": "MXFP4"}),
 }
+HALVES = {"awq, a head in bfloat16": ("awq", torch.bfloat16), "awq, a head in float16": ("awq", torch.float16)}
 ONLINE: dict[str, tuple[str | Case, str]] = {
     "int8 while loading": ("llama", "int8"),
     "int8 while loading, a tied table": ("qwen2", "int8"),
@@ -97,6 +105,9 @@ def write(name: str, tiny: Tiny, folder: Path) -> Written:
     """Write the checkpoint of this name; `tiny`: see the fixture `tiny_model`."""
     if name in GGUF_FORMS:
         return _in_gguf(name, folder)
+    if name in HALVES:
+        form, dtype = HALVES[name]
+        return Written(in_16_bits(_in_groups(FORMS[form], tiny, folder).model, dtype))
     if name in ONLINE:
         family, quantization = ONLINE[name]
         model = tiny(family) if isinstance(family, str) else family.build(folder / "source")
@@ -106,4 +117,4 @@ def write(name: str, tiny: Tiny, folder: Path) -> Written:
     return _in_groups((FORMS | FP8_FORMS)[name], tiny, folder)
 
 
-NAMES = [*FORMS, *FP8_FORMS, *GGUF_FORMS, *ONLINE, "mxfp4"]
+NAMES = [*FORMS, *FP8_FORMS, *GGUF_FORMS, *HALVES, *ONLINE, "mxfp4"]

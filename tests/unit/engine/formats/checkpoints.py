@@ -50,6 +50,19 @@ def plain_of(folder: Path) -> Path:
     return folder.with_name(folder.name + "-plain")
 
 
+def in_16_bits(folder: Path, dtype: torch.dtype) -> Path:
+    """Round the float matrices of a checkpoint to a dtype of 16 bits, where they are. Returns the folder."""
+    for file in folder.glob("*.safetensors"):
+        tensors = load_file(file)
+        is_plain = {name: each.dim() == 2 and each.dtype == torch.float32 for name, each in tensors.items()}
+        save_file(
+            {name: each.to(dtype) if is_plain[name] else each for name, each in tensors.items()},
+            file,
+            metadata={"format": "pt"},
+        )
+    return folder
+
+
 def refused(config: Mapping[str, Any], message: str, plain: Path, folder: Path) -> None:
     """Check that nobody reads a model with this `quantization_config`, and what is said then. `folder` is empty."""
     fields = json.loads((plain / "config.json").read_text())
