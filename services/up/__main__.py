@@ -43,7 +43,7 @@ def main() -> int:
         for finding in findings:
             if finding.level == "warn":
                 _say(f"warning: {finding.said}")
-        twins = settings.prefill + settings.decode
+        twins = settings.prefills.least + settings.decodes.least
         nursery = (
             open_nursery(twins) if settings.processor == "cpu" and not settings.loads_on_demand else None
         )  # first: importing takes longest

@@ -97,7 +97,7 @@ def welcome(
 def _workers(settings: UpSettings) -> Iterator[str]:
     """The workers of each model that generates, and of each that doesn't."""
     generating = f"{settings.prefill} prefill and {settings.decode} decode"
-    for models, has in ((settings.generating, generating), (settings.pooling, f"{settings.decode} pool")):
+    for models, has in ((settings.generating, generating), (settings.pooling, f"{settings.decodes.least} pool")):
         if models:
             yield f"{has} for each of {len(models)}" if len(models) > 1 else has
 

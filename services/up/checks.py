@@ -93,7 +93,7 @@ def _packages() -> Iterator[Finding]:
 
 
 def _transport(settings: UpSettings) -> Iterator[Finding]:
-    if not reaches_others(settings.kv_transport) and settings.prefill:
+    if not reaches_others(settings.kv_transport) and settings.prefills.most:
         text = f"--transport {settings.kv_transport}: {settings.prefill} prefill workers have to hand their KV over"
         yield Finding("transport", "fail", text, "use --prefill 0, or another one")
 

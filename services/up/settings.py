@@ -10,7 +10,7 @@ from typing import Annotated, NamedTuple, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from common.settings import AUTO, AUTO_BELOW_0, ROOT, ConfigError, Form
+from common.settings import AUTO, ROOT, ConfigError, Form
 from modelfiles.pooling import is_pooled
 from services.gateway.settings import LOOPBACK, GatewaySettings
 from services.planner.settings import PlannerOptions
@@ -20,6 +20,8 @@ from services.worker.options import FAKE_DEVICE, MOST_RANKS, STAGES, WorkerOptio
 
 DEMO = ROOT / "demo"
 LAST_PORT = 65_535
+MOST_WORKERS = 64
+AUTO_WORD = "auto"
 Devices = Annotated[
     str,
     Field(pattern=rf"^(cpu|cuda|cuda:\d+(,cuda:\d+)*|{FAKE_DEVICE})$"),
@@ -52,6 +54,37 @@ class ByRole(NamedTuple):
         return [self.prefill] * prefill + [self.decode] * decode + [1] * pool
 
 
+class Bounds(NamedTuple):
+    """The workers of a role that a model starts with, and to which a planner may bring it."""
+
+    least: int
+    most: int
+
+    @classmethod
+    def parse(cls, text: str, *, fewest: int = 0) -> Bounds:
+        """Read `N`, or `N-M`. Raises ValueError."""
+        first, dash, last = text.partition("-")
+        if not (first.isdecimal() and (not dash or last.isdecimal())):
+            raise ValueError(f"a number of workers is needed, or N-M, to which load may bring it, not {text!r}")
+        found = cls(int(first), int(last or first))
+        if not fewest <= found.least <= found.most <= MOST_WORKERS:
+            raise ValueError(f"{fewest} to {MOST_WORKERS} workers are needed, the fewer first, not {text!r}")
+        if found.least == 0 < found.most:
+            raise ValueError(f"1 to start with is needed, as 1-{found.most}: nothing is counted of a role without one")
+        return found
+
+
+def _are_decoding(text: str) -> str:
+    Bounds.parse(text, fewest=1)
+    return text
+
+
+def _are_prefilling(text: str) -> str:
+    if text != AUTO_WORD:
+        Bounds.parse(text)
+    return text
+
+
 def _are_ranks(text: str) -> str:
     ByRole.parse(text)
     return text
@@ -80,12 +113,15 @@ class UpSettings(GatewaySettings, WorkerOptions, PlannerOptions):
     )
     nats_url: str = Field("", description="NATS server, with JetStream; empty: one is started")
     redis_url: str = Field("", description="Redis 7.0+ or Valkey server; empty: one is started")
-    prefill: Annotated[int, Field(ge=-1, le=64), AUTO_BELOW_0] = Field(
-        -1,
-        description="number of prefill workers of each model; auto: 1, but none for a model of yours on a CPU, where the "
-        "decode worker prefills, too: the weights are in memory once",
+    prefill: Annotated[str, BeforeValidator(str), AfterValidator(_are_prefilling)] = Field(
+        AUTO_WORD,
+        description="prefill workers of each model; auto: 1, but none for a model of yours on a CPU: decode workers prefill "
+        "there, with one copy of the weights",
     )
-    decode: Annotated[int, Field(ge=1, le=64)] = Field(1, description="number of decode workers of each model")
+    decode: Annotated[str, BeforeValidator(str), AfterValidator(_are_decoding)] = Field(
+        "1",
+        description="decode workers of each model; N-M: N, up to M by the planner's count (--prefill, too)",
+    )
     gateways: Annotated[int, Field(ge=1, le=16)] = Field(
         1,
         description="number of gateways, which share --port; each also has a port of its own, from --own-port on, by default "
@@ -125,12 +161,25 @@ class UpSettings(GatewaySettings, WorkerOptions, PlannerOptions):
             if own_port and own_port <= public < own_port + self.gateways:
                 raise ConfigError(f"{flag} {public}: is among the gateways' own ports: choose another one")
         is_demo = all(folder.resolve() == DEMO for folder in self.folders.values())
-        prefill = self.prefill if self.prefill >= 0 else int(not on_cpu or is_demo)
+        prefill = str(int(not on_cpu or is_demo)) if self.prefill == AUTO_WORD else self.prefill
         known = self.model_copy(update={"prefill": prefill})
+        known._check_bounds()
         threads = self.threads or (max(1, physical_cores() // known.processes_at_once) if on_cpu else 0)
         host = HostMB.parse(self.kv_host_mb).shared_out(known.generators)
         mine = {"threads": threads, "kv_host_mb": host, "port": port, "own_port": own_port}
         return known.model_copy(update=mine | {"orders_key": self.orders_key or self._own_key()})
+
+    def _check_bounds(self) -> None:
+        for flag, text, bounds in (
+            ("--prefill", self.prefill, self.prefills),
+            ("--decode", self.decode, self.decodes),
+        ):
+            if bounds.most > bounds.least and not self.loads_on_demand:
+                raise ConfigError(
+                    f"{flag} {text}: a host starts those workers: give --keep-alive, as 5m, or {bounds.least}"
+                )
+            if bounds.most > bounds.least and not (self.planner or self.nats_url):
+                raise ConfigError(f"{flag} {text}: a planner counts those workers: give --planner, or {bounds.least}")
 
     def _own_key(self) -> str:
         """A random 256-bit admin key, if none was given and only this machine can connect; else ""."""
@@ -165,7 +214,17 @@ class UpSettings(GatewaySettings, WorkerOptions, PlannerOptions):
     @property
     def generators(self) -> int:
         """The number of those that generate: others have no KV cache, and no host memory below it."""
-        return (self.prefill + self.decode) * (len(self.generating) + self.slots)
+        return (self.prefills.most + self.decodes.most) * (len(self.generating) + self.slots)
+
+    @property
+    def prefills(self) -> Bounds:
+        """The prefill workers of a model. Needs a known number: see `shared_out`."""
+        return Bounds.parse(self.prefill)
+
+    @property
+    def decodes(self) -> Bounds:
+        """The decode workers of a model, or those that pool: of one that isn't pulled the fewest."""
+        return Bounds.parse(self.decode)
 
     @property
     def widths(self) -> list[int]:
@@ -190,12 +249,13 @@ class UpSettings(GatewaySettings, WorkerOptions, PlannerOptions):
         (prefill, decode), (prefill_depth, decode_depth) = map(
             ByRole.parse, (self.tensor_parallel_size, self.pipeline_parallel_size)
         )
-        of_a_model = self.prefill * prefill * prefill_depth + self.decode * decode * decode_depth
-        return max(1, at_once * of_a_model + self.decode * len(self.pooling))
+        of_a_model = self.prefills.most * prefill * prefill_depth + self.decodes.most * decode * decode_depth
+        return max(1, at_once * of_a_model + self.decodes.least * len(self.pooling))
 
     def _of_workers(self, counts: ByRole) -> list[int]:
         models, pools = len(self.generating) + self.slots, len(self.pooling)
-        return counts.of_workers(prefill=self.prefill * models, decode=self.decode * models, pool=self.decode * pools)
+        prefill, decode, pool = self.prefills.most * models, self.decodes.most * models, self.decodes.least * pools
+        return counts.of_workers(prefill=prefill, decode=decode, pool=pool)
 
 
 def devices_of(devices: str, widths: Sequence[int]) -> list[str]:

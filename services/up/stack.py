@@ -8,7 +8,7 @@ import fcntl
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -16,22 +16,21 @@ from common.errors import UnavailableError
 from common.settings import PREFIX, ConfigError
 from services.gateway.settings import GatewaySettings
 from services.host.child import Child, describe_exit, last_lines, why_ended
-from services.host.needs import bytes_of, can_sleep
 from services.host.nursery import Nursery
-from services.host.plan import HostedWorker, HostPlan, PulledPlan, write_plan
+from services.host.plan import write_plan
 from services.planner.settings import PlannerSettings
 from services.runtime.loading import as_environment
-from services.runtime.names import TAG, made_up, made_up_tag
-from services.runtime.permissions import WORKERS, Member, Role
+from services.runtime.names import TAG, made_up_tag
+from services.runtime.permissions import WORKERS, Member
 from services.runtime.servers import Server, held_port
 from services.runtime.settings import HostOptions
 from services.up.announcement import announce, forget, welcome
 from services.up.checks import in_use
+from services.up.members import Deals, Hosted, is_hosted, members_of, models_of_workers
 from services.up.readiness import models_of, reason_not_ready
 from services.up.servers import Reach, start_servers
-from services.up.settings import UpSettings, devices_of
+from services.up.settings import UpSettings
 from services.up.standstill import standing
-from services.worker.kv_events import of_ranks
 from services.worker.options import WorkerOptions
 
 START_TIMEOUT_S = 180.0
@@ -41,8 +40,6 @@ FIRST_PAUSE_S = 0.5  # before the second restart, then doubled
 LONGEST_PAUSE_S = 5.0
 LAST_LINES = 5
 HOST_PLAN = "host.json"
-NAME = f"{PREFIX}SERVED_MODEL_NAME"
-SLOT = "*"  # begins the name of a set of workers without a model
 STOP_MARGIN_S = 10.0  # added to the drain time before a process is killed
 
 
@@ -188,45 +185,27 @@ class Stack:
         deals = Deals(settings)
         models = iter(models_of_workers(settings))
         children: list[Child] = []
-        hosted: dict[str, list[HostedWorker]] = {}
+        hosted = Hosted(settings)
         for name, member in members.items():
             variables, own = options.get(member.role, of_workers)
             variables = variables | {f"{PREFIX}{own}": member.id} | reach.variables(member.user)
+            log_file = self._logs / f"{name}.log"
             if member.role in (*WORKERS, "pool"):
-                name_in_api, folder = next(models)
-                variables |= {f"{PREFIX}MODEL": str(folder), f"{PREFIX}SERVED_MODEL_NAME": name_in_api}
-                slot = hosted.get(name_in_api, []) if member.role == "pool" else []
+                model = next(models)
+                variables |= {f"{PREFIX}MODEL": str(model.folder), f"{PREFIX}SERVED_MODEL_NAME": model.name}
+                slot = hosted.of(model) if member.role == "pool" else []
                 variables |= deals.beside(slot) if slot else deals.next()
+                if settings.loads_on_demand and is_hosted(member.role, model):
+                    hosted.add(model, name, member, variables, log_file)
+                    continue
             elif member.role == "gateway":
                 variables[f"{PREFIX}OWN_PORT"] = str(next(own_ports, 0))
-            log_file = self._logs / f"{name}.log"
-            if member.role == "host":
+            elif member.role == "host":
                 variables[f"{PREFIX}HOST_PLAN"] = str(self._data / HOST_PLAN)
-            elif settings.loads_on_demand and is_hosted(member.role, variables.get(NAME, "")):
-                worker = HostedWorker(
-                    name=name, id=member.id, service=member.role, variables=variables, log_file=str(log_file)
-                )
-                hosted.setdefault(variables[NAME], []).append(worker)
-                continue
             bear = self._nursery.born if self._nursery is not None and member.role in WORKERS else None
             children.append(Child(name=name, service=member.role, settings=variables, log_file=log_file, bear=bear))
-        if hosted:
-            forks = settings.processor == "cpu"
-            slots = [hosted.pop(name) for name in slots_of(settings)]
-            plan = HostPlan(
-                models=hosted,
-                pulled=PulledPlan(patterns=settings.patterns, slots=slots) if slots else None,
-                max_loaded=settings.max_loaded,
-                drain_s=settings.drain_s,
-                forks=forks,
-                can_park=can_sleep(settings, processes=max(settings.processes)),
-                parks_s=settings.model_sleeps_s,
-                needs_bytes={
-                    name: (settings.prefill + settings.decode) * bytes_of(settings, folder)
-                    for name, folder in settings.generating.items()
-                },
-            )
-            write_plan(plan, self._data / HOST_PLAN)
+        if not hosted.is_empty:
+            write_plan(hosted.plan(), self._data / HOST_PLAN)
         return children
 
     async def _until_ready(self, url: str, stopping: asyncio.Event) -> None:
@@ -235,7 +214,7 @@ class Stack:
         wanted = Counter(member.role for member in members_of(self._settings, "").values())
         if self._settings.loads_on_demand:
             wanted["prefill"] = wanted["decode"] = 0  # none is ready before it is asked for
-            wanted["pool"] = self._settings.decode * len(self._settings.pooling)
+            wanted["pool"] = self._settings.decodes.least * len(self._settings.pooling)
         while not stopping.is_set():
             for child in self._children:
                 if child.exit_code is not None:
@@ -279,72 +258,6 @@ class Stack:
         log_file = self._logs / f"{server.name}.log"
         self._say(f"{server.name} ended with {describe_exit(code)}; its last lines:{_indented(log_file)}")
         raise UnavailableError(f"{server.name} is gone, and with it what was under way: start again with `baton up`")
-
-
-def members_of(settings: UpSettings, tag: str) -> dict[str, Member]:
-    """The services by their local names; names on the bus add host and tag."""
-    models = len(settings.generating) + settings.slots
-    roles: dict[str, Role] = {f"prefill-{index}": "prefill" for index in range(settings.prefill * models)}
-    roles |= {f"decode-{index}": "decode" for index in range(settings.decode * models)}
-    roles |= {f"pool-{index}": "pool" for index in range(settings.decode * (len(settings.pooling) + settings.slots))}
-    roles |= {"planner": "planner"} if settings.planner else {}
-    roles |= {"host": "host"} if settings.loads_on_demand and models else {}
-    several, own = settings.gateways > 1, settings.gateway_id
-    gateways = [f"gateway-{index}" for index in range(settings.gateways)] if several else ["gateway"]
-    members = {name: Member(role, made_up(name, tag)) for name, role in roles.items()}
-    for index, name in enumerate(gateways):
-        members[name] = Member("gateway", (f"{own}-{index}" if several else own) if own else made_up(name, tag))
-    return members
-
-
-def models_of_workers(settings: UpSettings) -> list[tuple[str, Path]]:
-    """Name and folder of each worker's model, in the order of `members_of`: a role's workers are dealt out in turn."""
-    slots = dict.fromkeys(slots_of(settings), Path())
-    generating = settings.generating | slots
-    return [
-        (name, folder)
-        for count, models in (
-            (settings.prefill, generating),
-            (settings.decode, generating),
-            (settings.decode, settings.pooling),
-            (settings.decode, slots),
-        )
-        for name, folder in list(models.items()) * count
-    ]
-
-
-def slots_of(settings: UpSettings) -> list[str]:
-    """Names of the sets of workers that models have which are pulled later."""
-    return [f"{SLOT}{number}" for number in range(settings.slots)]
-
-
-class Deals:
-    """Devices, ranks, stages and sockets of events, dealt out among workers in the order of `members_of`."""
-
-    def __init__(self, settings: UpSettings) -> None:
-        events = of_ranks(settings.kv_events_config, settings.workers)
-        devices = devices_of(settings.device, settings.widths)
-        self._left = zip(devices, settings.widths, settings.depths, events, strict=True)
-
-    def next(self) -> dict[str, str]:
-        """The variables of the next worker."""
-        device, width, depth, events = next(self._left)
-        return {
-            f"{PREFIX}DEVICE": device,
-            f"{PREFIX}TENSOR_PARALLEL_SIZE": str(width),
-            f"{PREFIX}PIPELINE_PARALLEL_SIZE": str(depth),
-            f"{PREFIX}KV_EVENTS_CONFIG": events,
-        }
-
-    def beside(self, slot: Sequence[HostedWorker]) -> dict[str, str]:
-        """The variables of a slot's next worker that pools: it runs in place of one that decodes, on its device."""
-        decode = [worker.variables[f"{PREFIX}DEVICE"] for worker in slot if worker.service == "decode"]
-        return {f"{PREFIX}DEVICE": decode[sum(worker.service == "pool" for worker in slot)]}
-
-
-def is_hosted(role: Role, model: str) -> bool:
-    """True for a worker that the host starts. Those that pool start with `up`, but for models that are pulled later."""
-    return role in WORKERS or (role == "pool" and model.startswith(SLOT))
 
 
 def tag_of(folder: Path) -> str:

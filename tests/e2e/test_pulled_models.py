@@ -16,6 +16,7 @@ import pytest
 import torch
 import transformers
 
+from tests.e2e.asking import complete, expected
 from tests.e2e.pulling import NAMES, PROMPT, TOKENS, pull, put, serving, tokens_of
 from tests.e2e.stack import PATIENCE_S, ROOT
 from tests.hub import hub_served
@@ -144,6 +145,42 @@ def mean_vectors(folder: Path, texts: list[str]) -> torch.Tensor:
     with torch.no_grad():
         states = [model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0] for text in texts]
     return torch.nn.functional.normalize(torch.stack([state.mean(0) for state in states]))
+
+
+async def running(client: httpx.AsyncClient, model: str) -> int:
+    """Decode workers of a model that hosts have."""
+    labels = f'baton_hosted_workers{{count="running",model_name="{model}",role="decode"}} '
+    lines = (await client.get("/metrics")).text.splitlines()
+    return next((int(float(line.removeprefix(labels))) for line in lines if line.startswith(labels)), 0)
+
+
+@pytest.mark.long
+async def test_a_pulled_model_gets_more_workers_by_load_and_its_place_goes_to_the_next_with_all_of_them(
+    tmp_path: Path,
+) -> None:
+    with hub_served() as hub:
+        put(hub, "org/tiny", ROOT / "demo")
+        more = ("--device", "fake:20:50", "--kv-memory-mb", "8", "--max-sequences", "4", "--decode", "1-2", "--planner")
+        async with serving(hub, tmp_path, *more, "--keep-alive", "5m", "--max-loaded", "1") as (_, client):
+            await pull(client, "org/tiny")
+            enough = asyncio.Event()
+
+            async def keep_busy(number: int) -> None:
+                while not enough.is_set():
+                    prompt = [(number * 31 + at * 7) % 200 + 3 for at in range(20)]
+                    answer = await complete(client, prompt, model="org/tiny", max_tokens=60)
+                    assert answer["tokens"] == expected(ROOT / "demo", prompt, 60)
+
+            async with asyncio.TaskGroup() as group:
+                for number in range(8):
+                    group.create_task(keep_busy(number))
+                async with asyncio.timeout(PATIENCE_S):
+                    while await running(client, "org/tiny") < 2:
+                        await asyncio.sleep(0.2)
+                enough.set()
+            await complete(client, [7, 11, 13], model="demo")
+            assert (await running(client, "org/tiny"), await running(client, "demo")) == (0, 1)
+            await complete(client, [7, 11, 13], model="org/tiny")
 
 
 @pytest.mark.long

@@ -271,7 +271,7 @@ def test_the_kserve_runtime_starts_with_settings_that_exist_and_has_time_to_drai
         container[probe]["httpGet"]["port"] == settings.port
         for probe in ("startupProbe", "readinessProbe", "livenessProbe")
     )
-    assert settings.prefill + settings.decode == int(container["resources"]["limits"]["nvidia.com/gpu"])
+    assert settings.prefills.most + settings.decodes.most == int(container["resources"]["limits"]["nvidia.com/gpu"])
 
 
 def test_the_chart_s_readme_is_what_its_values_say() -> None:

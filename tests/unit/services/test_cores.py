@@ -54,7 +54,7 @@ def test_this_machine_has_cores() -> None:
     ],
 )
 def test_a_machine_without_a_gpu_has_the_weights_once(given: dict[str, object], prefill: int) -> None:
-    assert UpSettings.model_validate(given).shared_out().prefill == prefill
+    assert UpSettings.model_validate(given).shared_out().prefills.least == prefill
 
 
 def test_workers_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,9 @@ from common.words import WorkerStatus
 from services.runtime import names
 from services.runtime.names import Name, Rivals, held, made_up, new_incarnation
 from services.runtime.permissions import Member
+from services.up.members import members_of
 from services.up.settings import UpSettings
-from services.up.stack import members_of, tag_of
+from services.up.stack import tag_of
 from tests.fakes.bus import MemoryBus
 from tests.fakes.workers import a_worker
 
@@ -82,7 +83,9 @@ def test_one_up_has_the_same_names_at_each_start_and_another_has_others(tmp_path
     members = members_of(settings, tag)
     assert list(members) == ["prefill-0", "decode-0", "decode-1", "planner", "gateway"]
     assert all(member.id == made_up(name, tag) for name, member in members.items())
-    assert members_of(UpSettings.model_validate({"gateway_id": "mine"}), tag)["gateway"] == Member("gateway", "mine")
+    assert members_of(UpSettings.model_validate({"gateway_id": "mine", "prefill": 0}), tag)["gateway"] == Member(
+        "gateway", "mine"
+    )
     several = members_of(UpSettings.model_validate({"gateway_id": "mine", "gateways": 2, "prefill": 0}), tag)
     assert {name: member.id for name, member in several.items() if member.role == "gateway"} == {
         "gateway-0": "mine-0",

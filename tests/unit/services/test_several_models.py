@@ -13,8 +13,8 @@ from services.runtime.models.named import all_brought
 from services.runtime.permissions import WORKERS
 from services.up import settings as up_settings
 from services.up.announcement import welcome
+from services.up.members import Deals, Hosted, members_of, models_of_workers
 from services.up.settings import UpSettings
-from services.up.stack import members_of, models_of_workers
 from tests.late_models import build_colbert
 from tests.pooling_models import build_pooling_model
 
@@ -92,12 +92,63 @@ def test_what_names_no_models_is_refused_with_the_remedy(arguments: tuple[str, .
 def test_each_model_has_workers_of_both_roles() -> None:
     settings = up("--model", "a=demo", "--model", "b=demo", "--prefill", "1", "--decode", "2")
     workers = [name for name, member in members_of(settings, "tag").items() if member.role != "gateway"]
-    models = [name for name, _ in models_of_workers(settings)]
+    models = [model.name for model in models_of_workers(settings)]
     assert list(zip(workers, models, strict=True)) == [
         *(("prefill-0", "a"), ("prefill-1", "b")),
         *(("decode-0", "a"), ("decode-1", "b"), ("decode-2", "a"), ("decode-3", "b")),
     ]
     assert settings.workers == 6
+
+
+def test_more_workers_of_a_role_are_spare_and_have_processors_and_devices_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(up_settings, "physical_cores", lambda: 12)
+    asked = [
+        "--model",
+        f"a={ROOT / 'demo'}",
+        "--model",
+        "org/*",
+        "--keep-alive",
+        "5m",
+        "--max-loaded",
+        "1",
+        "--planner",
+    ]
+    settings = up(*asked, "--prefill", "0", "--decode", "2-3", "--device", "fake")
+    hosted, deals = Hosted(settings), Deals(settings)
+    workers = [(name, one) for name, one in members_of(settings, "t").items() if one.role in (*WORKERS, "pool")]
+    for (name, member), model in zip(workers, models_of_workers(settings), strict=True):
+        slot = hosted.of(model) if member.role == "pool" else []
+        hosted.add(model, name, member, deals.beside(slot) if slot else deals.next(), tmp_path)
+    plan = hosted.plan()
+    assert plan.pulled is not None
+    assert {name: [one.name for one in each] for name, each in plan.models.items()} == {"a": ["decode-0", "decode-2"]}
+    assert {name: [one.name for one in each] for name, each in plan.spares.items()} == {"a": ["decode-4"]}
+    (slot,), (spare,) = plan.pulled.slots, plan.pulled.spares
+    assert [one.name for one in slot] == ["decode-1", "decode-3", "pool-0", "pool-1"]
+    assert [one.name for one in spare] == ["decode-5", "pool-2"]
+    assert settings.threads == 4  # of a model that is loaded with all its workers
+    assert {one.threads for one in (*plan.models["a"], *plan.spares["a"])} == {4}
+    assert settings.workers == settings.generators == 6
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--decode", "1-2", "--planner"], "--decode 1-2: a host starts those workers: give --keep-alive"),
+        (["--prefill", "1-2", "--keep-alive", "5m"], "--prefill 1-2: a planner counts those workers: give --planner"),
+        (["--prefill", "0-2"], "1 to start with is needed, as 1-2"),
+        (["--decode", "3-2"], "1 to 64 workers are needed, the fewer first, not '3-2'"),
+        (["--decode", "0"], "1 to 64 workers are needed"),
+        (["--decode", "1-65"], "1 to 64 workers are needed"),
+        (["--decode", "few"], "a number of workers is needed, or N-M"),
+        (["--prefill", "1-"], "a number of workers is needed, or N-M"),
+    ],
+)
+def test_more_workers_need_who_counts_and_who_starts_them(words: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        up(*words)
 
 
 def test_processors_are_shared_out_among_the_workers_of_all_models() -> None:
@@ -125,7 +176,7 @@ def test_a_pattern_of_names_gets_as_many_sets_of_workers_as_are_loaded_at_once()
     assert settings.patterns == ("org/*", "s3://models/*")
     assert list(_found(settings)) == ["a"]
     workers = [name for name, member in members_of(settings, "tag").items() if member.role in (*WORKERS, "pool")]
-    models = [name for name, _ in models_of_workers(settings)]
+    models = [model.name for model in models_of_workers(settings)]
     assert list(zip(workers, models, strict=True)) == [
         *(("prefill-0", "a"), ("prefill-1", "*0"), ("prefill-2", "*1")),
         *(("decode-0", "a"), ("decode-1", "*0"), ("decode-2", "*1")),
