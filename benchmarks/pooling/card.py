@@ -78,9 +78,11 @@ def figures(device: torch.device, *, quick: bool) -> Iterator[Result]:
     yield Result(name="products", value=rate / 1e12, unit="TFLOP/s", better="higher")
     for shape in map(_tiny, SHAPES) if quick else SHAPES:
         with tempfile.TemporaryDirectory() as folder:
-            _write(Path(folder), shape, dtype)
+            write(Path(folder), shape, dtype)
             named = str(dtype).removeprefix("torch.")
-            engine = PoolingEngine(PoolingConfig(model=Path(folder), device=str(device), dtype=named, num_threads=2))
+            engine = PoolingEngine(
+                PoolingConfig(model=Path(folder), device=str(device), dtype=named, num_threads=2, prefix_bytes=0)
+            )
         yield from _of(engine, shape, rate, 2 if quick else 32, 3 if quick else RUNS)
 
 
@@ -116,7 +118,7 @@ def _median(engine: PoolingEngine, lengths: list[int], runs: int) -> float:
     return statistics.median(times[2:])
 
 
-def _write(folder: Path, shape: Shape, dtype: torch.dtype) -> None:
+def write(folder: Path, shape: Shape, dtype: torch.dtype) -> None:
     """Random weights, and sentence-transformers' files for vectors."""
     config: Any = getattr(transformers, f"{shape.kind}Config")(**shape.fields)
     getattr(transformers, f"{shape.kind}Model")(config).to(dtype).save_pretrained(folder)

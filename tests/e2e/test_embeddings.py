@@ -160,6 +160,7 @@ async def test_rerankers_and_rewards_that_are_decoders_score_as_transformers_doe
             found = [one["score"] for one in scored["data"]]
             assert {one["index"]: one["relevance_score"] for one in ranked["results"]} == dict(enumerate(found))
             assert found == pytest.approx(_yes(ranker, "Who sat?", documents), abs=1e-5)
+            await _again(client, ranker, "Who sat?")
             told = await ask("/score", model=ranker.name, queries="Who?", documents="x", instruction="Find it")
             assert [one["score"] for one in told["data"]] == pytest.approx(
                 _yes(ranker, "Who?", ["x"], "Find it"), abs=1e-5
@@ -178,19 +179,51 @@ async def test_rerankers_and_rewards_that_are_decoders_score_as_transformers_doe
                 assert (refused.status_code, says in refused.text) == (400, True), refused.text
 
 
+async def _again(client: httpx.AsyncClient, ranker: Path, query: str) -> None:
+    """Other documents of a query that was ranked before find what both begin with, and are scored as if they didn't."""
+    documents = ["Dogs bark all night. " * 2, "A mat lies here.", "France is in Europe."]
+    answer = await client.post("/rerank", json={"model": ranker.name, "query": query, "documents": documents})
+    scores = [one["relevance_score"] for one in sorted(answer.json()["results"], key=lambda one: one["index"])]
+    assert scores == pytest.approx(_yes(ranker, query, documents), abs=1e-5)
+    before = len(_tokenizer(ranker)(_form(query, "", FORM).removesuffix(FORM_END))["input_ids"]) // 16 * 16
+    lines = (await client.get("/debug/requests")).json()["latest"]
+    line = max(lines, key=lambda one: one["received_unix"])
+    assert before > 100
+    assert line["cached_tokens"] == len(documents) * before
+
+    async def is_told() -> bool:
+        told = (await client.get("/metrics")).text
+        counts = [line.rpartition(" ")[2] for line in told.splitlines() if line.startswith(FOUND)]
+        return sum(map(float, counts)) >= len(documents) * before
+
+    await eventually(is_told, limit_s=PATIENCE_S)
+
+
+FOUND = "baton_worker_cached_tokens_total"
+FORM = "Given a web search query, retrieve relevant passages that answer the query"
+FORM_END = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+
+
+def _form(query: str, document: str, told: str) -> str:
+    """Qwen3-Reranker's, as its authors define it."""
+    return (
+        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct"
+        ' provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+        f"<Instruct>: {told}\n<Query>: {query}\n<Document>: {document}{FORM_END}"
+    )
+
+
+def _tokenizer(folder: Path) -> Any:
+    return transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+
+
 def _yes(folder: Path, query: str, documents: list[str], instruction: str = "") -> list[float]:
     """Qwen3-Reranker's score as its authors define it."""
-    told = instruction or "Given a web search query, retrieve relevant passages that answer the query"
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    tokenizer = _tokenizer(folder)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     found = []
     for document in documents:
-        text = (
-            "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct"
-            ' provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
-            f"<Instruct>: {told}\n<Query>: {query}\n<Document>: {document}<|im_end|>\n<|im_start|>assistant\n"
-            "<think>\n\n</think>\n\n"
-        )
+        text = _form(query, document, instruction or FORM)
         with torch.no_grad():
             logits = model(torch.tensor([tokenizer(text)["input_ids"]])).logits[0, -1]
         both = logits[[tokenizer.convert_tokens_to_ids(word) for word in ("no", "yes")]]
@@ -199,7 +232,7 @@ def _yes(folder: Path, query: str, documents: list[str], instruction: str = "") 
 
 
 def _labels(folder: Path, text: str) -> list[float]:
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    tokenizer = _tokenizer(folder)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
     with torch.no_grad():
         return list(model(torch.tensor([tokenizer(text)["input_ids"]])).logits[0].softmax(-1).tolist())

@@ -7,7 +7,7 @@ from itertools import islice
 import pytest
 import torch
 
-from benchmarks.pooling import beside, card
+from benchmarks.pooling import beside, card, prefixes
 
 
 def test_operations_of_bge_base_are_its_weights_and_attention() -> None:
@@ -37,3 +37,11 @@ def test_another_vector_than_ours_ends_the_run() -> None:
     beside._check({"baton": [1.0, 0.0], "onnxruntime": [1.0, 0.0]})
     with pytest.raises(RuntimeError, match="onnxruntime: the cosine"):
         beside._check({"baton": [1.0, 0.0], "onnxruntime": [0.6, 0.8]})
+
+
+def test_a_query_is_found_by_other_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefixes, "SHAPE", card._tiny(prefixes.SHAPE))
+    found = {each.name: each.value for each in prefixes.figures(rounds=1, documents=3)}
+    counts = [found[f"3 documents, {way}, found"] for way in ("each alone", "a new query", "the same query")]
+    assert counts == [0, 2 * 112, 3 * 112]
+    assert found["3 documents, the same query"] > 0
