@@ -11,11 +11,13 @@ from pathlib import Path
 from engine.config import EngineConfig
 from engine.families import read_model_spec
 from engine.foreign import is_foreign
+from engine.pooling.families import read_encoder_spec
 from engine.resolving import read_config, staged_model
 from engine.spec.model import ModelSpec
 from engine.spec.ranks import FLAG, experts_in, for_rank
 from engine.spec.stages import FLAG as OF_STAGES
 from engine.spec.stages import for_stage
+from modelfiles.pooling import is_pooled
 from services.runtime.checks.finding import Finding
 from services.runtime.checks.fit import check_needs
 from services.runtime.loading import load_settings
@@ -33,6 +35,10 @@ def check(
         model=model, device=device, tensor_parallel_size=ranks, enable_expert_parallel=bool(whole_experts)
     )
     try:
+        if is_pooled(model):
+            layers = len(read_encoder_spec(model).layers)
+            yield Finding("model", "ok", f"all fields are known: {layers} layers")
+            return
         if is_foreign(config):
             return  # only transformers could tell, and it is slow
         spec = read_model_spec(model)

@@ -85,7 +85,7 @@ class PulledModels:
         if not workers:
             raise ConfigError(LACKS[pools])
         if folder not in self._judged:  # a snapshot's files stay as they are
-            self._judged[folder] = next(iter(refused([*workers, *spares]).values()), "")
+            self._judged[folder] = next(iter(refused([*workers, *spares], reads_all=False).values()), "")
         if self._judged[folder]:
             raise ConfigError(self._judged[folder])
         needs, more = ([bytes_of(settings_of(worker), folder) for worker in each] for each in (workers, spares))

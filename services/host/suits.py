@@ -21,20 +21,23 @@ MAKES_NO_TEXT = "it makes vectors or scores, and generates nothing: its worker i
 MAKES_TEXT = "it generates text: its workers are prefill, decode, or worker"
 
 
-def refused(workers: Sequence[HostedWorker]) -> dict[str, str]:
-    """The reasons why workers can't serve their models, by the workers' names. A model that isn't whole here is not judged."""
+def refused(workers: Sequence[HostedWorker], *, reads_all: bool = True) -> dict[str, str]:
+    """The reasons why workers can't serve their models, by the workers' names. A model that isn't whole here is not judged.
+
+    `reads_all`: read each model as its worker does, which takes seconds; else those of several ranks or stages alone.
+    """
     found = dict[str, str]()
-    shared = list[HostedWorker]()
+    read = list[HostedWorker]()
     for worker in workers:
         settings = settings_of(worker)
         if settings.fake or not is_model(settings.model) or missing(settings.model):
             continue
         if why := unsuitable(worker.service, settings.model, settings.model_impl):
             found[worker.name] = f"--model {settings.model}: {why}"
-        elif settings.processes > 1:
-            shared.append(worker)
-    said = refusals([worker.variables for worker in shared])
-    return found | {worker.name: why for worker, why in zip(shared, said, strict=True) if why}
+        elif reads_all or settings.processes > 1:
+            read.append(worker)
+    said = refusals([worker.variables for worker in read])
+    return found | {worker.name: why for worker, why in zip(read, said, strict=True) if why}
 
 
 def unsuitable(service: str, model: Path, impl: str) -> str:

@@ -21,7 +21,7 @@ from services.runtime.loading import as_environment
 from services.runtime.running import Running, read_running
 from services.runtime.servers import port_is_free
 from services.runtime.settings import no_model
-from services.up.settings import UpSettings, gpus_of
+from services.up.settings import DEMO, UpSettings, gpus_of
 from services.worker.host_share import HostMB
 from services.worker.options import WorkerOptions
 from services.worker.refusals import refusals
@@ -42,7 +42,7 @@ def examine(settings: UpSettings) -> Iterator[Finding]:
     found = list(_model(settings, gpus))
     yield from found
     if not settings.fake and all(finding.level != "fail" for finding in found):
-        yield from _shares(settings)
+        yield from _read(settings)
 
 
 def before_the_model(settings: UpSettings) -> Iterator[Finding]:
@@ -106,9 +106,12 @@ def _ranks(settings: UpSettings) -> Iterator[Finding]:
             yield Finding("ranks", "fail", str(error))
 
 
-def _shares(settings: UpSettings) -> Iterator[Finding]:
-    """Findings about models that can't be shared among the ranks, or cut into the stages, that workers have."""
-    common = as_environment(settings, WorkerOptions)
+def _read(settings: UpSettings) -> Iterator[Finding]:
+    """Findings about models that workers would refuse: that ranks can't share, or stages, and fields of their configuration.
+
+    Reading takes seconds, and a worker that starts says the latter as soon. One that is loaded on demand starts much later.
+    """
+    common = as_environment(settings, WorkerOptions) | {f"{PREFIX}DEVICE": settings.device.partition(",")[0]}
     asked = [
         common
         | {
@@ -118,11 +121,13 @@ def _shares(settings: UpSettings) -> Iterator[Finding]:
         }
         for folder in settings.generating.values()
         for width, depth in dict.fromkeys(zip(settings.widths, settings.depths, strict=True))
-        if width * depth > 1
+        if width * depth > 1 or (settings.loads_on_demand and folder.resolve() != DEMO)
     ]
+    if settings.loads_on_demand:
+        asked += [common | {f"{PREFIX}MODEL": str(folder)} for folder in settings.pooling.values()]
     for said, worker in zip(refusals(asked), asked, strict=True):
         if said:
-            yield Finding("ranks", "fail", f"--model {worker[f'{PREFIX}MODEL']}: {said}")
+            yield Finding("model", "fail", f"--model {worker[f'{PREFIX}MODEL']}: {said}")
 
 
 def _host_memory(settings: UpSettings, available: int | None, shared: Path) -> Iterator[Finding]:

@@ -34,6 +34,7 @@ from services.worker.host_share import HostMB
 from tests.fakes.workers import a_worker
 from tests.gguf_files import write_gguf
 from tests.models import build_tiny_model
+from tests.pooling_models import build_pooling_model
 from tests.ports import own_port
 from tests.unit.engine.families.catalogue import CASES
 
@@ -206,6 +207,16 @@ def test_a_folder_that_is_asked_about_alone_needs_no_servers(tmp_path: Path) -> 
     config.write_text(plain.replace("LlamaForCausalLM", "FooForCausalLM").replace('"llama"', '"foo"'))
     [failed] = problems(folder)
     assert failed == f"{config}: FooForCausalLM is not served (docs/models.md)"
+
+
+def test_fields_of_a_model_of_vectors_are_read_as_its_worker_does(tmp_path: Path) -> None:
+    folder = build_pooling_model(tmp_path / "vectors")
+    [known] = check_fields(folder)
+    assert (known.level, known.text.startswith("all fields are known: ")) == ("ok", True)
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"clip_logits": 3}))
+    [unknown] = check_fields(folder)
+    assert (unknown.level, "config.json: clip_logits" in unknown.text) == ("fail", True)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -151,6 +153,8 @@ def test_a_host_refuses_ranks_beside_stages_as_it_reads_its_file(tmp_path: Path)
         ('service = "pool"\noptions = {model = "MODEL"}', "it generates text: its workers are prefill, decode"),
         ('options = {model = "VECTORS"}', "it makes vectors or scores, and generates nothing: its worker is a pool"),
         ('options = {model = "OTHER"}', "FooForCausalLM is not served"),
+        ('count = 2\noptions = {model = "FIELDS"}', "config.json: clip_logits"),
+        ('service = "pool"\noptions = {model = "POOLED"}', "config.json: clip_logits"),
     ],
 )
 def test_a_host_refuses_models_that_its_workers_can_t_serve_as_it_reads_its_file(
@@ -162,6 +166,8 @@ def test_a_host_refuses_models_that_its_workers_can_t_serve_as_it_reads_its_file
         "OTHER": build_tiny_model(tmp_path / "other", "llama"),
     }
     (folders["OTHER"] / "config.json").write_text('{"architectures": ["FooForCausalLM"]}')
+    for name, of in (("FIELDS", "MODEL"), ("POOLED", "VECTORS")):
+        folders[name] = with_a_field(folders[of], tmp_path / name)
     file = tmp_path / "host.toml"
     for name, folder in folders.items():
         worker = worker.replace(f'"{name}"', f'"{folder}"')
@@ -179,6 +185,24 @@ def test_up_refuses_a_model_that_a_role_s_ranks_can_t_share_before_anything_star
     told = [finding.said for finding in examine(settings) if finding.level == "fail"]
     assert [line.partition(": ")[0] for line in told] == [f"--model {model}" for model in models]
     assert all("--tensor-parallel-size 3: ranks can't share 4 attention heads" in line for line in told)
+
+
+def with_a_field(model: Path, folder: Path) -> Path:
+    """A copy of a model with a field that no family knows."""
+    shutil.copytree(model, folder)
+    fields = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(fields | {"clip_logits": 3}))
+    return folder
+
+
+def test_up_refuses_fields_that_no_worker_knows_of_models_that_are_loaded_later(tmp_path: Path) -> None:
+    models = [build_tiny_model(tmp_path / "a", "llama"), build_pooling_model(tmp_path / "b")]
+    folders = [with_a_field(model, tmp_path / f"{model.name}-field") for model in models]
+    words = [word for folder in (*folders, *models) for word in ("--model", str(folder))]
+    words += ["--keep-alive", "5m", "--data-dir", str(tmp_path), "--port", "0"]
+    settings = load_settings(UpSettings, command="up", arguments=words, environment={}).shared_out()
+    told = [finding.said for finding in examine(settings) if finding.level == "fail"]
+    assert [line.partition(": config.json: clip_logits")[0] for line in told] == [f"--model {one}" for one in folders]
 
 
 @pytest.mark.parametrize("flag", ["--tensor-parallel-size", "--pipeline-parallel-size"])
