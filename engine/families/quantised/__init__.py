@@ -23,9 +23,8 @@ from engine.families.quantised import (
     mxfp4,
 )
 from engine.families.quantised.fields import check_letters
-from engine.families.quantised.gguf import IN_TILES
 from engine.families.reading.fields import Fields
-from engine.formats.dense import DENSE, HalvesTables, PlainModules
+from engine.formats.dense import DENSE, PLAIN_TABLES, HalvesTables, PlainModules
 from engine.formats.fp8 import FP8_WHILE_LOADING
 from engine.formats.grouped import takes_tiles
 from engine.formats.int4 import INT4_WHILE_LOADING
@@ -33,6 +32,10 @@ from engine.formats.int8 import INT8_TABLES, INT8_WHILE_LOADING
 from engine.formats.packed import Awq, Gptq, PackedRows, RowsOfBytes, SignedBytes
 from engine.formats.product import Format
 from engine.formats.quantization import EVERY, UNQUANTISED, Modules, Quantization
+from engine.formats.tiled import TiledTables
+from engine.kernels.device import use_triton
+from engine.kernels.linear import computes_in_bfloat16
+from engine.kernels.native import halves
 from engine.spec.model import ModelSpec, UnsupportedModelError
 from modelfiles.gguf import is_gguf
 
@@ -115,18 +118,28 @@ def in_tiles(spec: ModelSpec, *, device: str, dtype: str) -> ModelSpec:
 
 
 def in_halves(spec: ModelSpec, folder: Path, *, device: str, dtype: str) -> ModelSpec:
-    """The model with matrices that its files have as 16-bit floats kept so, where a CPU computes in float32.
+    """The model with matrices that its files have as 16-bit floats kept so, if a CPU will compute in float32.
 
     They are widened exactly as they are multiplied.
     """
     found = spec.quantization
-    if not (found.in_tiles or found.name == IN_TILES):
+    if device != "cpu" or not _computes_in_float32(spec, dtype) or use_triton(torch.empty(0)):
         return spec
     try:
         modules = PlainModules.of(_plain_matrices(folder))
     except CheckpointError:  # whoever loads it says so
         return spec
-    return replace(spec, quantization=replace(found, in_halves=modules, table=HalvesTables(modules, found.table)))
+    if not (modules.named and halves.is_usable()):
+        return spec
+    is_plain = found.table is PLAIN_TABLES or isinstance(found.table, TiledTables)  # but for kinds of tiles
+    table = HalvesTables(modules, found.table) if is_plain else found.table
+    return replace(spec, quantization=replace(found, in_halves=modules, table=table))
+
+
+def _computes_in_float32(spec: ModelSpec, dtype: str) -> bool:
+    """True if a CPU does, asked for or not."""
+    is_fast = spec.dtype == "bfloat16" and computes_in_bfloat16()
+    return dtype == "float32" or (dtype == "auto" and not is_fast)
 
 
 def _plain_matrices(folder: Path) -> dict[str, torch.dtype]:

@@ -108,6 +108,8 @@ def write(name: str, tiny: Tiny, folder: Path) -> Written:
     if name in HALVES:
         form, dtype = HALVES[name]
         return Written(in_16_bits(_in_groups(FORMS[form], tiny, folder).model, dtype))
+    if name == "float16":
+        return Written(in_16_bits(TIED.build(folder / "plain"), torch.float16))
     if name in ONLINE:
         family, quantization = ONLINE[name]
         model = tiny(family) if isinstance(family, str) else family.build(folder / "source")
@@ -117,4 +119,4 @@ def write(name: str, tiny: Tiny, folder: Path) -> Written:
     return _in_groups((FORMS | FP8_FORMS)[name], tiny, folder)
 
 
-NAMES = [*FORMS, *FP8_FORMS, *GGUF_FORMS, *HALVES, *ONLINE, "mxfp4"]
+NAMES = [*FORMS, *FP8_FORMS, *GGUF_FORMS, *HALVES, *ONLINE, "float16", "mxfp4"]

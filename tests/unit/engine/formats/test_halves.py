@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,9 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine import resolving
 from engine.config import CacheConfig, EngineConfig
 from engine.engine import Engine
-from engine.families import read_model_spec
+from engine.families import quantised, read_model_spec
 from engine.fit import needs
 from engine.formats.dense import Dense, HalvesLinear, HalvesTable, PlainTable
 from engine.formats.grouped import TiledLinear
@@ -101,6 +104,51 @@ def test_a_model_in_16_bits_needs_less_memory(tiny_model: Tiny, tmp_path: Path) 
 def test_another_compute_dtype_has_plain_weights(tiny_model: Tiny, tmp_path: Path) -> None:
     own, _ = in_awq(tiny_model, tmp_path, torch.bfloat16)
     assert isinstance(decoder_of(own, dtype="bfloat16")._head.product, Dense)
+
+
+def plain_in(dtype: torch.dtype, tiny: Tiny, folder: Path) -> Path:
+    """A checkpoint without quantisation whose matrices have 16 bits, and says so."""
+    shutil.copytree(tiny("qwen2"), folder / "plain")
+    config = folder / "plain" / "config.json"
+    name = str(dtype).removeprefix("torch.")
+    fields = {key: each for key, each in json.loads(config.read_bytes()).items() if key not in ("dtype", "torch_dtype")}
+    config.write_text(json.dumps(fields | {"torch_dtype": name}))
+    return in_16_bits(folder / "plain", dtype)
+
+
+@pytest.mark.parametrize("dtype", halves.DTYPES, ids=str)
+@pytest.mark.parametrize("is_fast", [False, True])
+def test_plain_checkpoints_stay_in_16_bits_where_nothing_multiplies_these(
+    is_fast: bool, dtype: torch.dtype, tiny_model: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By `--dtype auto`: float16 anywhere, bfloat16 unless the processor multiplies it; answers are those of float32."""
+    for module in (quantised, resolving):
+        monkeypatch.setattr(module, "computes_in_bfloat16", lambda: is_fast)
+    model = plain_in(dtype, tiny_model, tmp_path)
+    decoder = decoder_of(model)
+    stays = dtype == torch.float16 or not is_fast
+    assert decoder.weights.dtype == (torch.float32 if stays else torch.bfloat16)
+    products = [each for layer in decoder._layers for each in products_of(layer).values()]
+    linears = [each for each in (*products, decoder._head.product) if isinstance(each, Dense | HalvesLinear)]
+    assert len(linears) > 4 * len(decoder._layers)
+    assert {isinstance(each, HalvesLinear) for each in linears} == {stays}
+    assert isinstance(decoder._embedding.table, HalvesTable) == stays
+    if not stays:
+        return
+    wide = tmp_path / "wide"
+    shutil.copytree(model, wide)
+    tensors = load_file(wide / "model.safetensors")
+    save_file({name: each.float() for name, each in tensors.items()}, wide / "model.safetensors", {"format": "pt"})
+    said = tokens_of(model)
+    assert said == tokens_of(model, chunk_size=3) == tokens_of(wide)
+
+
+def test_what_is_asked_for_is_done_to_16_bits_too(tiny_model: Tiny, tmp_path: Path) -> None:
+    model = plain_in(torch.float16, tiny_model, tmp_path)
+    config = EngineConfig(model=model, quantization="int8", cache=CacheConfig(num_blocks=16))
+    decoder = Engine(config)._decoder
+    found = [*products_of(decoder._layers[0]).values(), decoder._head.product, decoder._embedding.table]
+    assert not any(isinstance(each, HalvesLinear | HalvesTable) for each in found)
 
 
 def in_gguf(folder: Path, case: object, kinds: dict[str, str]) -> Path:
