@@ -163,7 +163,7 @@ def create_app(
     ]
     routes.append(pooled.routes)
     if batches is not None:
-        routes.append(batches(answers, table, metrics, PooledLines(pooling, answering, metrics)).routes)
+        routes.append(batches(answers, table, metrics, PooledLines(pooling, answering, metrics, catalogue)).routes)
     if keys is not None:
         routes.append(KeyRoutes(keys, settings.tenants).routes)
         generations.timelines.on_end(partial(count_usage, keys.usage))

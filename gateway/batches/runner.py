@@ -238,7 +238,11 @@ class LineRunner:
         except WrongLineError as error:  # it was checked when the batch was accepted
             log.warning("batches.line_of_another", extra={"batch": line.batch, "error": error.message})
             raise LaterError(OTHER_MODEL_RETRY_S) from error
-        chosen = catalogue.choose(model, Asker(line.batch, line.tenant)) if pooled is None else model
+        chosen = (
+            catalogue.choose(model, Asker(line.batch, line.tenant))
+            if pooled is None
+            else catalogue.pooled_name(model) or model
+        )
         return Asked(line, read.custom_id, bytes(read.body), chosen)
 
     def _pools(self, line: Line) -> PooledLines | None:

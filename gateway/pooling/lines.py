@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any
 
+from gateway.answers.catalogue import Catalogue
 from gateway.http.body import BodyLimits, checked
 from gateway.http.exchange import RequestScope, RequestTrace
 from gateway.http.fields import parse_body
@@ -17,17 +18,32 @@ from gateway.tenants.tenants import Tenant
 ENDPOINTS = ("/v1/embeddings", "/v1/score", "/v1/rerank", "/v1/classify")
 
 
+class PooledNames(Collection[str]):
+    """The names that a line may have: those of models that pool, and their aliases, as they are when it is read."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and bool(self._catalogue.pooled_name(name))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._catalogue.pooled_names)
+
+    def __len__(self) -> int:
+        return len(self._catalogue.pooled_names)
+
+
 class PooledLines:
     """Answers lines whose endpoint is one of `endpoints`."""
 
-    def __init__(self, models: PoolingModels | None, answering: Answering, metrics: GatewayMetrics) -> None:
-        """`models`: None: no model pools, and no endpoint is offered."""
+    def __init__(
+        self, models: PoolingModels | None, answering: Answering, metrics: GatewayMetrics, catalogue: Catalogue
+    ) -> None:
+        """`models`: None: no model pools, or will, and no endpoint is offered."""
         self._models, self._answering, self._metrics = models, answering, metrics
-        self.endpoints = ENDPOINTS if models is not None and models.models else ()
-
-    @property
-    def names(self) -> Collection[str]:
-        return self._models.models.keys() if self._models is not None else ()
+        self.endpoints = ENDPOINTS if models is not None else ()
+        self.names: Collection[str] = PooledNames(catalogue)
 
     @property
     def is_ready(self) -> bool:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import sys
@@ -111,6 +112,7 @@ async def test_a_pulled_model_of_vectors_is_loaded_by_its_first_request_gives_wa
             assert torch.allclose(await vectors_of(client, "emb", texts), wanted, atol=1e-5)
             listed = {model["id"]: model["root"] for model in (await client.get("/v1/models")).json()["data"]}
             assert listed == {"demo": "demo", "org/vectors": "org/vectors", "emb": "org/vectors"}
+            assert torch.allclose(await in_a_batch(client, "emb", texts), wanted, atol=1e-5)
             halves = [{"model": name, "percent": 50} for name in ("org/vectors", "demo")]
             mixed = await client.post("/admin/aliases", json={"name": "half", "shares": halves})
             assert (mixed.status_code, "give it 100 percent" in mixed.text) == (400, True)
@@ -129,6 +131,26 @@ async def test_a_pulled_model_of_vectors_is_loaded_by_its_first_request_gives_wa
             async with asyncio.timeout(PATIENCE_S):
                 while await names(client) != {"demo"}:
                     await asyncio.sleep(0.05)
+
+
+async def in_a_batch(client: httpx.AsyncClient, model: str, texts: list[str]) -> torch.Tensor:
+    """The vectors of a line of a batch."""
+    path = "/v1/embeddings"
+    line = {"custom_id": "1", "method": "POST", "url": path, "body": {"model": model, "input": texts}}
+    file = await client.post(
+        "/v1/files", data={"purpose": "batch"}, files={"file": ("in.jsonl", json.dumps(line).encode())}
+    )
+    assert file.status_code == 200, file.text
+    asked = {"input_file_id": file.json()["id"], "endpoint": path, "completion_window": "24h"}
+    batch = await client.post("/v1/batches", json=asked)
+    assert batch.status_code == 200, batch.text
+    async with asyncio.timeout(PATIENCE_S):
+        while (made := (await client.get(f"/v1/batches/{batch.json()['id']}")).json())["status"] != "completed":
+            assert made["status"] != "failed", made
+            await asyncio.sleep(0.05)
+    assert made["output_file_id"], made
+    answer = json.loads((await client.get(f"/v1/files/{made['output_file_id']}/content")).text)
+    return torch.tensor([one["embedding"] for one in answer["response"]["body"]["data"]])
 
 
 async def listed_in(cache: Path) -> str:

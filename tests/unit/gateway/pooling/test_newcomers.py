@@ -20,6 +20,7 @@ from gateway.lifecycle.newcomers import Newcomers
 from gateway.lifecycle.running import Background
 from gateway.placement.agreement import Own
 from gateway.placement.hosts import Hosts
+from gateway.pooling.lines import PooledNames
 from gateway.pooling.service import Answering, PoolingModels, Wish
 from gateway.pooling.texts import Fitting, TextTokenizer
 from gateway.tenants.shares import Share
@@ -89,9 +90,13 @@ async def test_one_that_hosts_offer_is_known_by_its_names_and_aliases_until_none
     with pytest.raises(UnavailableError, match="may be here in a moment"):
         scene.answering().find("org/vectors")
     scene.catalogue.take_aliases({"emb": (Share(model="org/vectors", percent=100.0),)})
+    lines = PooledNames(scene.catalogue)
+    assert ("emb" in lines, [*lines]) == (False, [])
     await scene.hears("org/vectors", "other/vectors")
     for name in ("org/vectors", "hf.co/org/vectors", "org/vectors:latest", "emb", ""):
         assert scene.answering().find(name).name == "org/vectors"
+        assert name in lines
+    assert ([*lines], len(lines), "other/vectors" in lines) == (["org/vectors", "emb"], 2, False)
     assert (scene.catalogue.own_names, scene.catalogue.names) == ({"org/vectors"}, ())
     assert scene.catalogue.pooled_aliases == {"emb": "org/vectors"}
     assert "makes no text" in scene.catalogue.unknown("emb")
