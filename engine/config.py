@@ -131,9 +131,7 @@ class EngineConfig:
 
     def _check_ranks(self) -> None:
         """Raise ValueError for settings that ranks don't have yet."""
-        if self.draft is not None and self.draft.folder is not None:
-            refused, remedy = "draft heads and models aren't shared", "draft by suffix or ngram"
-        elif self.model_impl == "transformers":
+        if self.model_impl == "transformers":
             refused, remedy = "transformers computes a model whole", "leave --model-impl out"
         elif self.device != "cpu" and self.tensor_parallel_size > MOST_GPUS:
             refused, remedy = f"at most {MOST_GPUS} GPUs share a model", f"take {MOST_GPUS}"

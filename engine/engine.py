@@ -217,14 +217,15 @@ class Engine:
     def _new_drafting(self, draft: HeadSpec) -> DraftChain:
         assert self._head is not None, "built with its spec"
         assert self.config.draft is not None, "which the spec was read from"
-        reads, most = draft.in_pool, self.config.draft.num_drafts
+        reads, most = self._decoder.spec.draft or draft.in_pool, self.config.draft.num_drafts
         return DraftChain(
             self._head,
             kept=self._head.kept_in(part_views(self.kv, self.layout)),
             device=self.kv.device,
-            heads=tuple(self._head_limits(heads, windows) for heads, windows in draft.windows_by_heads.items()),
+            heads=tuple(self._head_limits(heads, windows) for heads, windows in reads.windows_by_heads.items()),
             num_drafts=min(most, reads.most or most),
             reads=reads,
+            leading=self._lockstep,
         )
 
     def _new_runner(self, decoder: Decoder | ForeignDecoder) -> Runner:
@@ -289,9 +290,8 @@ class Engine:
         self._forget_newest()
 
     def _forget_newest(self) -> None:
-        self._drawn = None
+        self._drawn, self._known = None, {}
         self._remember(NewestTokens.none(self.kv.device))
-        self._known = {}
 
     @torch.inference_mode()
     def launch(self, chunks: list[Chunk]) -> Pass:
@@ -316,11 +316,13 @@ class Engine:
         logits = self._runner.execute(packed) if is_alone else self._lockstep.execute(self._runner, packed)
         if self._staged is not None:
             return self._staged.launched(packed.size.num_sampled, lambda logits: self._sampled(chunks, logits, ordered))
-        inputs = None if self._drafting is None else self._drafting.inputs_of(self._runner, packed)
-        launched = self._sampled(chunks, logits, ordered)
-        if self._drafting is None or inputs is None:
-            return launched
-        return self._drafting.behind(self._runner, launched, chunks, ordered, packed, inputs)
+        if self._drafting is None:
+            return self._sampled(chunks, logits, ordered)
+        with self._lockstep.drafting():
+            inputs = self._drafting.inputs_of(self._runner, packed)
+            return self._drafting.behind(
+                self._runner, self._sampled(chunks, logits, ordered), chunks, ordered, packed, inputs
+            )
 
     def _sampled(self, chunks: list[Chunk], logits: torch.Tensor | None, ordered: list[Chunk]) -> Pass:
         """Start sampling, and score what the logits of prompts are wanted for."""
@@ -330,8 +332,8 @@ class Engine:
         return ScoredPass(chunks, self._sample(chunks, logits, ordered), scores).finished()
 
     def follow(self, frame: bytes) -> None:
-        """Do what a message of the leader says, see `engine.lockstep`."""
-        self._lockstep.follow(frame, self._runner, self._sampler)
+        """Do what a leader's message says, see `engine.lockstep`."""
+        self._lockstep.follow(frame, self._runner, self._sampler, self._drafting)
 
     @property
     def lost(self) -> str:
@@ -372,14 +374,12 @@ class Engine:
         if logits is None:
             if is_scored:
                 self._lockstep.sample_nothing()
-            self._drawn = None
-            self._remember(NewestTokens.none(self.kv.device))
+            self._forget_newest()
             launched = DevicePass.of_none(chunks, self.kv.device, self._ranks.group.check)
         else:
             packed = self._sampler.pack(sampling, self._newest, masks)
             rows = sampled_rows(ordered) if is_scored else None
-            draw = self._lockstep.draw(self._sampler, logits, packed, self._newest.tensor, rows)
-            self._drawn = draw
+            self._drawn = draw = self._lockstep.draw(self._sampler, logits, packed, self._newest.tensor, rows)
             self._remember(draw.newest)
             launched = DevicePass(chunks, sampling, draw, None, masks.problems, self._ranks.group.check)
         return launched if self.kv.is_cuda else Finished(launched.wait())

@@ -2,6 +2,7 @@
 
 A pass is two messages, what its forward computation reads and, once the host knows the masks, what sampling reads. Every rank
 samples from the same logits by the same words, so no token is sent, and the next pass may start before the host knows any.
+A drafter behind it is told in two more, what it reads and which sequences it guesses for: every rank has its share of it.
 
 A pass through stages is one message: only the first stage needs tokens, so it samples alone, from the last one's logits.
 """
@@ -11,13 +12,17 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from enum import IntEnum
+from typing import Any, Protocol
 
 import msgspec
+import numpy as np
 import torch
 
-from engine.batch.layout import Packed
+from engine.arrays import Ints
+from engine.batch.batch import ForwardBatch
+from engine.batch.layout import GraphSize, Packed
 from engine.config import EngineConfig
 from engine.kernels.collectives import Peers
 from engine.parallel.group import RankLostError
@@ -32,11 +37,23 @@ _HEAD = struct.Struct("<BQ")  # the message's kind, the pass's number
 class _Kind(IntEnum):
     FORWARD = 1
     SAMPLING = 2
+    READING = 3  # a drafter's, behind the pass
+    GUESSING = 4
 
 
 class _Sampling(msgspec.Struct, frozen=True, array_like=True):
     rows: list[int] | None  # numbers of the logits' rows; None: all
     packed: bytes = b""
+
+
+class Drafting(Protocol):
+    """A follower's drafter, see `DraftChain`."""
+
+    def inputs_of(self, runner: Runner, packed: Packed) -> ForwardBatch: ...
+
+    def read(self, after: Ints, batch: ForwardBatch, size: GraphSize | None) -> Any: ...
+
+    def repeat(self, runner: Runner, guessing: bytes, read: Any) -> None: ...
 
 
 class Lockstep:
@@ -51,6 +68,9 @@ class Lockstep:
         # A follower's logits that are still to be sampled, and its samples of the last pass that had any.
         self._logits: torch.Tensor | None = None
         self._newest: torch.Tensor | None = None
+        # A drafter's inputs of a follower's last pass until they are read, and then what it guesses from.
+        self._unread: tuple[ForwardBatch, GraphSize | None] | None = None
+        self._read: Any = None
 
     @property
     def leads(self) -> bool:
@@ -106,7 +126,23 @@ class Lockstep:
     def _tell(self, kind: _Kind, body: bytes) -> None:
         self._ranks.followers.send(_HEAD.pack(kind, self._number) + body)
 
-    def follow(self, frame: bytes, runner: Runner, sampler: DeviceSampler) -> None:
+    def tell_reading(self, after: Ints) -> None:
+        """Have followers' drafters read the rows of the pass, see `DraftChain.read`."""
+        if self.leads:
+            self._tell(_Kind.READING, after.tobytes())
+
+    def tell_guessing(self, guessing: bytes) -> None:
+        """Have them guess, see `DraftChain.repeat`."""
+        if self.leads:
+            self._tell(_Kind.GUESSING, guessing)
+
+    @contextmanager
+    def drafting(self) -> Iterator[None]:
+        """Context manager for what is told in several messages: a failure between them loses the ranks."""
+        with _one_fails_all() if self.leads else nullcontext():
+            yield
+
+    def follow(self, frame: bytes, runner: Runner, sampler: DeviceSampler, drafting: Drafting | None) -> None:
         """Do what the leader's message says. Raises RankLostError, and ValueError for another release's message."""
         try:
             kind, number = _HEAD.unpack_from(frame)
@@ -114,18 +150,38 @@ class Lockstep:
             raise ValueError(f"a message of {len(frame)} bytes from rank 0: run the same release everywhere") from None
         body = frame[_HEAD.size :]
         self._ranks.group.check()
-        if kind == _Kind.FORWARD and number == self._number + 1 and self._logits is None:
-            self._number = number
-            self._logits = runner.execute(Packed.decode(body))
+        is_over = self._logits is None and self._unread is None
+        if kind == _Kind.FORWARD and number == self._number + 1 and is_over:
+            self._number, packed = number, Packed.decode(body)
+            self._logits, self._read = runner.execute(packed), None
+            if drafting is not None:
+                self._unread = drafting.inputs_of(runner, packed), packed.size.graph
             self._end()
         elif kind == _Kind.SAMPLING and number == self._number and self._logits is not None:
             self._sample(msgspec.msgpack.decode(body, type=_Sampling), self._logits, runner, sampler)
+        elif drafting is not None and number == self._number and self._logits is None:
+            self._draft(kind, body, runner, drafting)
         else:
-            at = f"{self._number}, which is {'not ' if self._logits is not None else ''}sampled"
-            raise RankLostError(
-                f"rank {self._ranks.number} is at pass {at}, and rank 0 says message {kind} of pass {number}: "
-                "they are out of step"
-            )
+            raise self._out_of_step(kind, number)
+
+    def _draft(self, kind: int, body: bytes, runner: Runner, drafting: Drafting) -> None:
+        if kind == _Kind.READING and self._unread is not None:
+            batch, size = self._unread
+            self._unread, after = None, np.frombuffer(body, dtype=np.int32).reshape(2, -1)
+            self._read = drafting.read(after.copy(), batch, size)
+        elif kind == _Kind.GUESSING and self._read is not None:
+            read, self._read = self._read, None
+            drafting.repeat(runner, body, read)
+        else:
+            raise self._out_of_step(kind, self._number)
+
+    def _out_of_step(self, kind: int, number: int) -> RankLostError:
+        at = f"{self._number}, which is {'not ' if self._logits is not None else ''}sampled"
+        at += " and not drafted behind" if self._unread is not None else ""
+        return RankLostError(
+            f"rank {self._ranks.number} is at pass {at}, and rank 0 says message {kind} of pass {number}: "
+            "they are out of step"
+        )
 
     def _end(self) -> None:
         """On a stage, end the pass: the last one sends its logits to the first, or nothing, since all have written their KV."""

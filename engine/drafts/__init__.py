@@ -23,6 +23,7 @@ from engine.drafts.whole import read_draft_model
 from engine.families import architectures, read_fields
 from engine.families.reading import Fields
 from engine.spec.model import ModelSpec, UnsupportedModelError
+from engine.spec.ranks import draft_for_rank
 from modelfiles.gguf import is_gguf
 
 
@@ -61,6 +62,7 @@ def with_draft(
             model, spec = read_mtp(folder, architectures(read_fields(folder)), model)
         else:
             spec = _read(folder, model)
+        draft_for_rank(spec.in_pool, 0, config.tensor_parallel_size)
     except (TypeError, ValueError, AttributeError, LookupError) as error:
         raise UnsupportedModelError(f"draft = {folder}: {error}") from error
     return replace(model, draft=spec.in_pool), spec

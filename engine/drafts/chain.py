@@ -10,16 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 import torch
 
+from engine.arrays import Ints
 from engine.batch.batch import ForwardBatch
 from engine.batch.layout import GraphSize, Packed
 from engine.drafts.guesses import Ends, Guesses
-from engine.drafts.heads import BlockHead, DraftHead, known_alone
+from engine.drafts.heads import BlockHead, DraftHead, Rows, known_alone
 from engine.drafts.reading import Reading
 from engine.passes import Finished, Pass, Sampled
 from engine.sampling.readback import Readback
@@ -28,6 +29,28 @@ from engine.sequence import Chunk, Sequence
 from engine.spec.model import DraftSpec
 from engine.step.limits import HeadLimits
 from engine.step.runner import Runner
+
+
+class Guessing(msgspec.Struct, frozen=True, array_like=True):
+    """The sequences that draft behind a pass, the one with the most room first."""
+
+    rows: list[int]  # among the pass's
+    sampled: list[int]  # the same rows' numbers among those with logits
+    ends: list[int]  # see `Ends`
+    rooms: list[int]
+    tables: bytes  # [S, W] int32
+
+    def places(self) -> Ends:
+        tables = np.frombuffer(self.tables, dtype=np.int32).reshape(len(self.ends), -1)
+        return Ends(tables=tables, ends=np.array(self.ends, dtype=np.int64), rooms=self.rooms)
+
+
+class Leading(Protocol):
+    """The way to other ranks: they are told what to compute behind a pass before this one does."""
+
+    def tell_reading(self, after: Ints) -> None: ...
+
+    def tell_guessing(self, guessing: bytes) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +63,7 @@ class DraftChain:
     heads: tuple[HeadLimits, ...]
     num_drafts: int  # most tokens of a draft; 0: the head's keys and values alone
     reads: DraftSpec
+    leading: Leading
     _reading: Reading = field(init=False)
     _guesses: Guesses = field(init=False)
 
@@ -64,8 +88,9 @@ class DraftChain:
     ) -> Pass:
         """Return the launched pass, `ordered` as it was packed, whose results have drafts. `batch`: its `inputs_of`."""
         following = _Following.of(ordered, packed)
-        after = self._sent(torch.from_numpy(np.stack((following.ids, following.sources))))
-        read = self._reading(after, batch, packed.size.graph)
+        after = np.stack((following.ids, following.sources))
+        self.leading.tell_reading(after)
+        read = self.read(after, batch, packed.size.graph)
         if not self.num_drafts or not any(chunk.sample for chunk in ordered):
             return _ReadPass.behind(launched, self.device)
         results: list[Sampled | None] | None = None
@@ -77,10 +102,35 @@ class DraftChain:
         starts = sorted((start for start in starts if start.room > 0), key=lambda start: -start.room)
         if not starts:
             return _ReadPass.behind(launched, self.device)
-        rows, sampled = self._sent(torch.tensor([(start.row, start.sampled) for start in starts]).T.contiguous())
-        guessed = self._guesses(runner, _places(starts), read.at(rows, sampled))
+        guessing = self._guessing(runner, starts)
+        self.leading.tell_guessing(msgspec.msgpack.encode(guessing))
+        guessed = self.guess(runner, guessing, read)
         places = {start.chunk: (column, start.room) for column, start in enumerate(starts)}
         return _DraftedPass(launched, chunks, places, Readback(guessed)).finished()
+
+    def read(self, after: Ints, batch: ForwardBatch, size: GraphSize | None) -> Rows:
+        """Write the head's keys and values of a pass's rows, see `Reading`. `after` [2, T]: see `_Following`."""
+        return self._reading(self._sent(torch.from_numpy(after)), batch, size)
+
+    def guess(self, runner: Runner, guessing: Guessing, read: Rows) -> torch.Tensor:
+        """Guess behind rows that were read, see `Guesses`."""
+        rows, sampled = self._sent(torch.tensor([guessing.rows, guessing.sampled]))
+        return self._guesses(runner, guessing.places(), read.at(rows, sampled))
+
+    def repeat(self, runner: Runner, guessing: bytes, read: Rows) -> None:
+        """Guess what a leader told of. Raises ValueError for another release's message."""
+        self.guess(runner, msgspec.msgpack.decode(guessing, type=Guessing), read)
+
+    def _guessing(self, runner: Runner, starts: list[_Start]) -> Guessing:
+        furthest = max(start.chunk.end + start.room for start in starts) + self.reads.ahead
+        tables = runner.tables_of(np.array([start.table_row for start in starts], dtype=np.int64), furthest)
+        return Guessing(
+            rows=[start.row for start in starts],
+            sampled=[start.sampled for start in starts],
+            ends=[start.chunk.end for start in starts],
+            rooms=[start.room for start in starts],
+            tables=tables.astype(np.int32).tobytes(),
+        )
 
     @torch.inference_mode()
     def rehearse(self, runner: Runner, sizes: Iterable[GraphSize]) -> None:
@@ -141,14 +191,6 @@ class _Start:
     sampled: int  # the row's number among those with logits
     table_row: int  # row of its block table
     room: int  # tokens to draft
-
-
-def _places(starts: list[_Start]) -> Ends:
-    return Ends(
-        tables=np.array([start.table_row for start in starts], dtype=np.int64),
-        ends=np.array([start.chunk.end for start in starts], dtype=np.int64),
-        rooms=[start.room for start in starts],
-    )
 
 
 @dataclass(frozen=True, slots=True)

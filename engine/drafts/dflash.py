@@ -7,7 +7,7 @@ the token before. T rows, E hidden size, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,11 +17,10 @@ from engine.batch.batch import ForwardBatch
 from engine.checkpoint.safetensors import stored_tensors
 from engine.drafts.aux_layers import check_aux_layers, check_target
 from engine.drafts.ends import MOST_LOGITS, Ends, EndsSpec
-from engine.drafts.heads import BlockHead, Following, drafted_rows, first_rows, known_alone, layers_in
+from engine.drafts.heads import BlockHead, Following, drafted_rows, first_rows, known_alone, layers_in, weights_of
 from engine.families.reading import Fields, attention, gated_mlp, windows_by_layer
 from engine.families.reading import model as read_model
 from engine.formats.product import Linear, LinearSpec
-from engine.kernels.attention import HeadShape
 from engine.kernels.embedding import InputTokens, embed
 from engine.model.decoder import Decoder
 from engine.model.layers.attention import GroupedQueryAttention
@@ -31,9 +30,9 @@ from engine.model.places import Part
 from engine.model.stream import Stream
 from engine.spec.attention import AttentionSpec, QkNorm
 from engine.spec.model import BranchSpec, DraftSpec, GatedMlpSpec, LayerSpec, ModelSpec, UnsupportedModelError
-from engine.weights.loader import load_weights, most_elements
+from engine.weights.loader import load_weights
 from engine.weights.names import StoredNames
-from engine.weights.parameters import Shard, Weights, whole
+from engine.weights.parameters import Shard, whole
 
 NAMES = StoredNames(ignored=("t2d", "confidence_head.", "verifier_lm_head.", "verifier_norm."))
 BIAS_OF, BIAS = "markov_head.markov_w1.weight", "markov_head.markov_w2"
@@ -69,10 +68,6 @@ class DFlashSpec:
             most=self.block_size - masks,
             in_blocks=True,
         )
-
-    @property
-    def windows_by_heads(self) -> Mapping[HeadShape, tuple[int, ...]]:
-        return self.layers.windows_by_heads
 
     def head(self, decoder: Decoder, max_model_len: int) -> BlockHead:
         return DFlashHead(self, decoder, max_model_len)
@@ -154,13 +149,12 @@ class DFlashHead:
     def __init__(self, spec: DFlashSpec, decoder: Decoder, max_model_len: int) -> None:
         model = spec.layers
         size, device = model.hidden_size, decoder.weights.device
-        self.weights = weights = Weights(
-            decoder.weights.dtype, device, stored=NAMES, most_elements=most_elements(spec.folder)
-        )
+        self.weights = weights = weights_of(decoder, spec.folder, NAMES)
         rotations = Rotations(max_model_len, device)
 
         def around(under: str, branch: BranchSpec) -> Surroundings:
-            return Surroundings(model, weights, rotations, under, declare_branch(branch, model, weights, under=under))
+            declared = declare_branch(branch, model, weights, under=under)
+            return Surroundings(model, weights, rotations, under, declared, group=decoder.group)
 
         self._spec, self._decoder = spec, decoder
         outside = around("", BranchSpec())

@@ -6,7 +6,7 @@ further step reads the token that was predicted and the layer's own output. T ro
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -17,11 +17,11 @@ from engine.batch.batch import ForwardBatch
 from engine.checkpoint.safetensors import stored_tensors
 from engine.drafts.aux_layers import check_aux_layers, check_target
 from engine.drafts.ends import Ends, EndsSpec
-from engine.drafts.heads import DraftHead, known_alone, layer_in
+from engine.drafts.heads import DraftHead, known_alone, layer_in, weights_of
 from engine.families.reading import Fields, attention, gated_mlp
 from engine.families.reading import model as read_model
 from engine.formats.product import LinearSpec
-from engine.kernels.attention import HeadShape, Scores, needs_qkv, paged_attention
+from engine.kernels.attention import Scores, needs_qkv, paged_attention
 from engine.kernels.embedding import InputTokens
 from engine.kernels.rope import Heads, rope_and_write_kv
 from engine.model.decoder import Decoder
@@ -39,9 +39,9 @@ from engine.spec.model import (
     LayerSpec,
     ModelSpec,
 )
-from engine.weights.loader import load_weights, most_elements
+from engine.weights.loader import load_weights
 from engine.weights.names import StoredNames
-from engine.weights.parameters import Shard, Weights
+from engine.weights.parameters import Shard
 
 LAYER = "layers.0."
 NAMES = StoredNames(renamed={"midlayer.": LAYER})  # SafeAILab's and SpecForge's -> speculators'
@@ -64,10 +64,6 @@ class Eagle3Spec:
     @property
     def in_pool(self) -> DraftSpec:
         return DraftSpec(layers=self.layer.layers, aux_layers=self.aux_layers)
-
-    @property
-    def windows_by_heads(self) -> Mapping[HeadShape, tuple[int, ...]]:
-        return self.layer.windows_by_heads
 
     def head(self, decoder: Decoder, max_model_len: int) -> DraftHead:
         return Eagle3Head(self, decoder, max_model_len)
@@ -133,15 +129,15 @@ class Eagle3Head:
     def __init__(self, spec: Eagle3Spec, decoder: Decoder, max_model_len: int) -> None:
         layer, mixer = spec.layer, spec.layer.attentions[0]
         assert isinstance(mixer, AttentionSpec), "read so"
-        self._heads = mixer.heads
         mlp = layer.layers[0].mlp
         assert isinstance(mlp, GatedMlpSpec), "read so"
         device, size = decoder.weights.device, layer.hidden_size
-        self.weights = Weights(decoder.weights.dtype, device, stored=NAMES, most_elements=most_elements(spec.folder))
+        self.weights = weights_of(decoder, spec.folder, NAMES)
         self.weights.unused |= {"t2d"}
         self._rotations = rotations = Rotations(max_model_len, device)
         self._spec, self._decoder = spec, decoder
         outside, inside = self.around("", BranchSpec()), self.around(LAYER, BranchSpec())
+        self._heads = inside.own(mixer).heads
         inputs = len(spec.aux_layers) * spec.target_size
         self._fc = outside.linear(LinearSpec(inputs=inputs, outputs={"fc": size}, bias=False, shard=Shard.NONE))
         self._before_fc = outside.norm("input_norm", inputs) if spec.norm_before_fc else None
@@ -156,9 +152,13 @@ class Eagle3Head:
             "self_attn.v_proj": mixer.kv_size,
         }
         bias = mixer.projections.qkv_bias
-        self._qkv = inside.linear(LinearSpec(inputs=2 * size, outputs=projections, bias=bias, shard=Shard.NONE))
+        self._qkv = inside.linear(
+            LinearSpec(inputs=2 * size, outputs=projections, bias=bias, shard=Shard.HEADS, unit=mixer.heads.head_dim)
+        )
         output = {"self_attn.o_proj": size}
-        self._output = inside.linear(LinearSpec(inputs=mixer.q_size, outputs=output, bias=bias, shard=Shard.NONE))
+        self._output = inside.linear(
+            LinearSpec(inputs=mixer.q_size, outputs=output, bias=bias, shard=Shard.INPUTS, unit=mixer.heads.head_dim)
+        )
         self._mlp = GatedMlp(mlp, self.around(LAYER, BEFORE_MLP))
         self.norm: RmsNorm = outside.norm("norm", size)
         self.ends = Ends(spec.ends, decoder, outside)
@@ -170,7 +170,7 @@ class Eagle3Head:
         """The surroundings of a half of a layer."""
         layer, weights = self._spec.layer, self.weights
         declared = declare_branch(branch, layer, weights, under=under)
-        return Surroundings(layer, weights, self._rotations, under, declared)
+        return Surroundings(layer, weights, self._rotations, under, declared, group=self._decoder.group)
 
     def load(self) -> None:
         """Read the weights. Raises CheckpointError."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.arrays import Longs
+from engine.arrays import Ints, Longs
 from engine.batch.batch import ForwardBatch
 from engine.drafts.heads import BlockHead, DraftHead
 from engine.spec.model import DraftSpec
@@ -26,7 +26,7 @@ from engine.step.runner import Runner
 class Ends:
     """The sequences' places."""
 
-    tables: Longs  # [S]: rows of their block tables
+    tables: Ints  # [S, W]: their blocks
     ends: Longs  # [S]: positions of the pass that they sampled in
     rooms: list[int]  # tokens to draft, the most first
 

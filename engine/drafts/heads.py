@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
 from engine.batch.batch import ForwardBatch
-from engine.kernels.attention import HeadShape
 from engine.kernels.embedding import InputTokens
 from engine.model.decoder import Decoder
 from engine.model.places import Part, kept_at
 from engine.spec.model import DraftSpec
+from engine.weights.loader import most_elements
+from engine.weights.names import StoredNames
+from engine.weights.parameters import Weights
 
 
 class Rows(Protocol):
@@ -72,10 +75,6 @@ class HeadSpec(Protocol):
     def in_pool(self) -> DraftSpec:
         """Its layers, and what it reads."""
 
-    @property
-    def windows_by_heads(self) -> Mapping[HeadShape, tuple[int, ...]]:
-        """The distinct windows of its layers with each shape of attention heads."""
-
     def head(self, decoder: Decoder, max_model_len: int) -> DraftHead | BlockHead:
         """Declare the head of this decoder, whose weights come later."""
 
@@ -112,6 +111,18 @@ def layers_in(parts: Sequence[Part], decoder: Decoder) -> Sequence[Sequence[Any]
 def layer_in(parts: Sequence[Part], decoder: Decoder) -> Sequence[Any]:
     """The views of the only one."""
     return layers_in(parts, decoder)[0]
+
+
+def weights_of(decoder: Decoder, folder: Path, stored: StoredNames) -> Weights:
+    """The weights of a head in a folder, uninitialised, of which each rank has its share."""
+    return Weights(
+        decoder.weights.dtype,
+        decoder.weights.device,
+        rank=decoder.group.rank,
+        size=decoder.group.size,
+        stored=stored,
+        most_elements=most_elements(folder),
+    )
 
 
 def known_alone(ids: torch.Tensor, batch: ForwardBatch) -> InputTokens:

@@ -7,7 +7,7 @@ model's. T rows, E hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from engine.batch.batch import ForwardBatch
 from engine.checkpoint.safetensors import stored_tensors
 from engine.drafts.heads import DraftHead, known_alone, layer_in
 from engine.formats.product import LinearSpec
-from engine.kernels.attention import HeadShape
 from engine.kernels.embedding import InputTokens
 from engine.model.decoder import Decoder
 from engine.model.layers.building import Rotations, Surroundings, declare_branch
@@ -98,17 +97,12 @@ class MtpSpec:
     """The first of a checkpoint's MTP layers."""
 
     layer: LayerSpec
-    heads: HeadShape
     names: MtpNames
     under: str
 
     @property
     def in_pool(self) -> DraftSpec:
         return DraftSpec(layers=(self.layer,), aux_layers=(), reads_output=True)
-
-    @property
-    def windows_by_heads(self) -> Mapping[HeadShape, tuple[int, ...]]:
-        return {self.heads: (0,)}
 
     def head(self, decoder: Decoder, max_model_len: int) -> DraftHead:
         return MtpHead(self, decoder, max_model_len)
@@ -131,7 +125,7 @@ def read_mtp(folder: Path, named: Sequence[str], model: ModelSpec) -> tuple[Mode
     assert mixer is not None, "found so"
     if mixer.window or (isinstance(mixer, MLASpec) and mixer.sparse is not None):
         raise UnsupportedModelError("mtp: attention with windows or an indexer in the layer is not supported")
-    spec = MtpSpec(layer=layer, heads=mixer.heads, names=names, under=under)
+    spec = MtpSpec(layer=layer, names=names, under=under)
     quantization = model.quantization
     if stored == {f"{module}.weight"}:  # plain in DeepSeek's FP8 checkpoints, whose config names no such module
         ignored = replace(quantization.ignored, named=quantization.ignored.named | {module})
@@ -168,7 +162,8 @@ class MtpHead:
         rotations = Rotations(max_model_len, weights.device)
 
         def around(under: str, branch: BranchSpec = NO_NORMS) -> Surroundings:
-            return Surroundings(model, weights, rotations, under, declare_branch(branch, model, weights, under=under))
+            declared = declare_branch(branch, model, weights, under=under)
+            return Surroundings(model, weights, rotations, under, declared, group=decoder.group)
 
         self._decoder, self._names = decoder, names
         ends, inside, layer = around(spec.under), spec.under + names.layer, spec.layer

@@ -6,7 +6,7 @@ it as the others do. Further layers are plain ones. T rows, E hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +17,6 @@ from engine.batch.batch import ForwardBatch
 from engine.drafts.eagle3 import LAYER, Eagle3Head, Eagle3Spec, read_layers
 from engine.drafts.heads import BlockHead, drafted_rows, first_rows, known_alone, layers_in
 from engine.families.reading import Fields
-from engine.kernels.attention import HeadShape
 from engine.kernels.embedding import InputTokens
 from engine.model.decoder import Decoder
 from engine.model.layers.attention import GroupedQueryAttention
@@ -45,10 +44,6 @@ class PEagleSpec:
     @property
     def in_pool(self) -> DraftSpec:
         return replace(self.eagle.in_pool, attends=self.eagle.layer.num_layers > 1, in_blocks=True)
-
-    @property
-    def windows_by_heads(self) -> Mapping[HeadShape, tuple[int, ...]]:
-        return self.eagle.windows_by_heads
 
     def head(self, decoder: Decoder, max_model_len: int) -> BlockHead:
         return PEagleHead(self, decoder, max_model_len)

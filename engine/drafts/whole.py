@@ -6,7 +6,7 @@ whoever has a sequence's blocks has the draft model's keys and values. T rows, V
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,7 +17,6 @@ from engine.config import EngineConfig
 from engine.drafts.heads import DraftHead, Following, known_alone
 from engine.drafts.vocabulary import first_difference, tokens_of
 from engine.families import read_model_spec
-from engine.kernels.attention import HeadShape
 from engine.kernels.embedding import InputTokens
 from engine.model.decoder import Decoder
 from engine.model.places import Part
@@ -37,10 +36,6 @@ class DraftModelSpec:
     @property
     def in_pool(self) -> DraftSpec:
         return DraftSpec(layers=self.model.layers, aux_layers=(), is_model=True, attends=True, ahead=1)
-
-    @property
-    def windows_by_heads(self) -> Mapping[HeadShape, tuple[int, ...]]:
-        return self.model.windows_by_heads
 
     def head(self, decoder: Decoder, max_model_len: int) -> DraftHead:
         return DraftModel(self, decoder, max_model_len)
@@ -91,6 +86,7 @@ class DraftModel:
             max_model_len=max_model_len,
             most_elements=most_elements(spec.folder),
             places=target.spec.draft_places,
+            group=target.group,
         )
         # Tables of one tokenizer are padded differently.
         self._last_id = min(spec.model.vocab_size, target.spec.vocab_size) - 1

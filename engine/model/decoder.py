@@ -94,7 +94,7 @@ class Decoder:
         """
         native.prepare(device, dtype)
         self.spec = for_rank(spec, group.rank, group.size)
-        self._group, self._meeting = group, torch.zeros(1, dtype=dtype, device=device)
+        self.group, self._meeting = group, torch.zeros(1, dtype=dtype, device=device)
         self._stage = stage
         self.weights = Weights(
             dtype, device, rank=group.rank, size=group.size, stored=spec.stored, most_elements=most_elements
@@ -152,7 +152,7 @@ class Decoder:
             self._stage.send(stream.whole())
             return None
         found = self._head(stream, batch, out=logits)
-        if self.spec.vocab_size % self._group.size:  # no rank waited for the others' logits
+        if self.spec.vocab_size % self.group.size:  # no rank waited for the others' logits
             self._meet()
         return found
 
@@ -164,8 +164,8 @@ class Decoder:
 
     def _meet(self) -> None:
         """Wait until every rank has written its KV: blocks move, or are given to others, once the leader's pass is over."""
-        if self._group.size > 1:
-            self._group.all_reduce(self._meeting)
+        if self.group.size > 1:
+            self.group.all_reduce(self._meeting)
 
     def embedded(self, tokens: InputTokens) -> torch.Tensor:
         """The table's rows [T, E], without what the model makes of them."""

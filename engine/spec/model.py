@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -158,6 +159,18 @@ class DraftSpec:
     most: int | None = None  # drafted tokens; None: any number
     in_blocks: bool = False  # one pass guesses all tokens of a draft
 
+    @property
+    def windows_by_heads(self) -> dict[HeadShape, tuple[int, ...]]:
+        """The distinct windows of its layers with each shape of attention heads, in order."""
+        return _windows_by_heads(layer.attention for layer in self.layers if layer.attention is not None)
+
+
+def _windows_by_heads(mixers: Iterable[AttentionSpec | MLASpec]) -> dict[HeadShape, tuple[int, ...]]:
+    found: dict[HeadShape, set[int]] = {}
+    for mixer in mixers:
+        found.setdefault(mixer.heads, set()).add(mixer.window)
+    return {heads: tuple(sorted(windows)) for heads, windows in found.items()}
+
 
 @dataclass(frozen=True, slots=True)
 class StageSpec:
@@ -257,10 +270,7 @@ class ModelSpec:
     @property
     def windows_by_heads(self) -> dict[HeadShape, tuple[int, ...]]:
         """The distinct windows of the layers with each shape of attention heads, in order; a draft model's too."""
-        found: dict[HeadShape, set[int]] = {}
-        for mixer in self._attending:
-            found.setdefault(mixer.heads, set()).add(mixer.window)
-        return {heads: tuple(sorted(windows)) for heads, windows in found.items()}
+        return _windows_by_heads(self._attending)
 
     @property
     def kept(self) -> dict[Kept, int]:

@@ -15,6 +15,7 @@ from engine.spec.experts import SparseMlpSpec
 from engine.spec.mla import MLASpec
 from engine.spec.model import (
     DenseBesideExpertsSpec,
+    DraftSpec,
     GatedMlpSpec,
     ModelSpec,
     PlainMlpSpec,
@@ -35,7 +36,14 @@ def for_rank(model: ModelSpec, rank: int, size: int) -> ModelSpec:
         replace(layer, mixer=own_share(layer.mixer, rank, size), mlp=own_share(layer.mlp, rank, size))
         for layer in model.layers
     ]
-    return replace(model, layers=tuple(layers))
+    draft = None if model.draft is None else draft_for_rank(model.draft, rank, size)
+    return replace(model, layers=tuple(layers), draft=draft)
+
+
+def draft_for_rank(draft: DraftSpec, rank: int, size: int) -> DraftSpec:
+    """Return a drafter whose layers one rank computes its part of. Raises UnsupportedModelError."""
+    layers = [replace(layer, mixer=own_share(layer.mixer, rank, size)) for layer in draft.layers]
+    return replace(draft, layers=tuple(layers))
 
 
 def with_cut_experts(model: ModelSpec) -> ModelSpec:

@@ -110,11 +110,15 @@ class Runner:
         row, blocks = self._tables.place_of(sequence)
         return row, min(blocks * self.limits.block_size, self.limits.max_model_len)
 
+    def tables_of(self, rows: Longs, end: int) -> Ints:
+        """The blocks [S, W] of sequences at these rows of block tables, as far as they cover `end` positions."""
+        return self._tables.table[0, rows, : -(-end // self.limits.block_size)]
+
     def singles(
-        self, rows: Longs, ends: Longs, heads: SequenceOf[HeadLimits], *, seen: Longs | None = None
+        self, tables: Ints, ends: Longs, heads: SequenceOf[HeadLimits], *, seen: Longs | None = None
     ) -> ForwardBatch:
         """Inputs for the position before each end, see `pack_singles`. They replace those of the pass before."""
-        packed = pack_singles(rows, ends, self._tables, self.limits, heads, seen=ends if seen is None else seen)
+        packed = pack_singles(tables, ends, self.limits, heads, seen=ends if seen is None else seen)
         return batch_of(packed.size, packed.layout, self._upload(packed.words), self._newest)
 
     def batches_of(self, chained: Chained) -> list[ForwardBatch] | None:
@@ -124,12 +128,12 @@ class Runner:
         self._upload(chained.empty())
         return chained.batches(self._inputs, self._newest)
 
-    def send(self, chained: Chained, passes: SequenceOf[Queries], rows: Longs) -> bool:
-        """Copy the inputs of passes to where their graph reads them; `rows` of sequences' tables. False: there is no room."""
+    def send(self, chained: Chained, passes: SequenceOf[Queries], tables: Ints) -> bool:
+        """Copy the inputs of passes to where their graph reads them; `tables` [S, W]. False: there is no room."""
         width = -(-max(int(queries.seen.max()) for queries in passes) // self.limits.block_size)
-        if chained.words + len(rows) * width > len(self._inputs):
+        if chained.words + len(tables) * width > len(self._inputs):
             return False
-        self._upload(chained.pack(passes, self._tables.table[0, rows, :width]))
+        self._upload(chained.pack(passes, tables[:, :width]))
         return True
 
     def keep_newest(self, token_ids: torch.Tensor) -> None:

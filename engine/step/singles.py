@@ -75,14 +75,12 @@ def block_tables(tables: BlockTables, rows: Longs, ends: Longs, limits: Limits) 
     return tables.table[:, rows, :width]
 
 
-def pack_singles(
-    rows: Longs, ends: Longs, tables: BlockTables, limits: Limits, heads: SequenceOf[HeadLimits], *, seen: Longs
-) -> Packed:
+def pack_singles(tables: Ints, ends: Longs, limits: Limits, heads: SequenceOf[HeadLimits], *, seen: Longs) -> Packed:
     """Lay out a pass over the last position before each end, with these heads alone and blocks of tokens; ids are not told.
 
-    `rows`: the sequences' of the tables. `seen`: the end of what each attends to.
+    `tables` [S, W]: each one's blocks. `seen`: the end of what each attends to.
     """
-    found = block_tables(tables, rows, seen, limits)[:1]
+    found = tables[None, :, : -(-int(seen.max(initial=0)) // limits.block_size)]
     cuts = [(shape, window, 0) for shape in heads for window in shape.windows]
     decode = Singles.of(seen, found, cuts)
     size = PassSize(
@@ -95,6 +93,6 @@ def pack_singles(
     packed = Packed.empty(size)
     number, offset = np.divmod(ends - 1, limits.block_size)
     packed.put("positions", ends - 1)
-    packed.put("slots", tables.table[0, rows, number] * limits.block_size + offset)
+    packed.put("slots", tables[np.arange(len(ends)), number].astype(np.int64) * limits.block_size + offset)
     decode.put(packed, "decode")
     return packed

@@ -217,9 +217,9 @@ class WorkerOptions(ModelSettings):
         """
         if ranks * stages == 1:
             return
-        asked, several, cut = f"--tensor-parallel-size {ranks}", "ranks", "shared"
+        asked, several = f"--tensor-parallel-size {ranks}", "ranks"
         if stages > 1:
-            asked, several, cut = f"--pipeline-parallel-size {stages}", "stages", "cut into stages"
+            asked, several = f"--pipeline-parallel-size {stages}", "stages"
         for refused, is_so in (
             (f"--tensor-parallel-size {ranks} beside it: ranks don't share a stage: one of both", ranks > 1 < stages),
             (f"a fake device computes nothing that {several} could share: --device cpu", self.fake is not None),
@@ -232,8 +232,10 @@ class WorkerOptions(ModelSettings):
                 HostMB.parse(self.kv_host_mb).is_shared,
             ),
             (
-                f"draft heads and models aren't {cut}: draft by suffix or ngram",
-                (drafts := SpeculativeConfig.parse(self.speculative_config)) is not None and drafts.has_weights,
+                "draft heads and models aren't cut into stages: draft by suffix or ngram",
+                stages > 1
+                and (drafts := SpeculativeConfig.parse(self.speculative_config)) is not None
+                and drafts.has_weights,
             ),
             (
                 "transformers computes a model whole: a model of Baton's families",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import httpx
@@ -13,6 +14,7 @@ from tests.e2e.asking import all_idle, complete, until, watching
 from tests.e2e.wide import NEW_TOKENS, WideCluster, check
 from tests.models import build_tiny_model
 from tests.reference import greedy_tokens
+from tests.unit.engine.drafters import drafter
 from tests.unit.engine.families.catalogue import CASES
 
 ANSWER = 100
@@ -44,6 +46,17 @@ async def test_windows_latents_and_states_are_handed_over(name: str, prefill: in
     case = next(case for case in CASES if case.name == name)
     options = {} if case.max_model_len is None else {"max_model_len": case.max_model_len}
     await check(tmp_path, prefill=prefill, decode=decode, model=case.build(tmp_path / name), **options)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "prefill", "decode"), [("eagle3", 1, 2), ("eagle3", 2, 1), ("draft_model", 1, 2)])
+async def test_what_heads_and_draft_models_keep_is_handed_over(
+    name: str, prefill: int, decode: int, tmp_path: Path
+) -> None:
+    model, folder = build_tiny_model(tmp_path / "llama", "llama", num_hidden_layers=3), tmp_path / "draft"
+    drafter(name, model, folder)
+    told = {"method": name, "model": str(folder), "num_speculative_tokens": 3, "enable_adaptive_verification": False}
+    await check(tmp_path, prefill=prefill, decode=decode, model=model, speculative_config=json.dumps(told))
 
 
 @pytest.mark.long

@@ -109,7 +109,6 @@ ASKED = [
     (["-pp", "2", "-tp", "2"], "--pipeline-parallel-size 2: --tensor-parallel-size 2 beside it: ranks don't share"),
     (["-tp", "2", "--kv-host-mb", "8:shared"], "--kv-host-mb takes no :shared with them, or take 1"),
     (["-pp", "2", "--kv-host-mb", "8:shared"], "--kv-host-mb takes no :shared with them, or take 1"),
-    (["-tp", "2", "--speculative-config", "mtp"], "draft heads and models aren't shared: draft by suffix or ngram"),
     (["-pp", "2", "--speculative-config", "mtp"], "draft heads and models aren't cut into stages: draft by suffix"),
     (["-pp", "2", "--model-impl", "transformers"], "transformers computes a model whole: a model of Baton's families"),
     (["-tp", "2", "--device", "fake"], "--tensor-parallel-size 2: a fake device computes nothing"),
