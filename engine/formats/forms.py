@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import torch
 
 from engine.kernels.collectives import Peers
-from engine.kernels.norm import add_rms_norm, rms_norm
-from engine.kernels.quantised import fp8, int8, tiles
+from engine.kernels.norm import add_rms_norm, rms_norm, rms_norm_in_c, suits_c
+from engine.kernels.quantised import fp8, int8
 from engine.parallel.group import Group
 
 Rows = Any  # rows in an input form: a tensor [T, K], `Fp8Rows`, `Int8Rows`
@@ -74,7 +74,7 @@ PLAIN = Plain()
 
 @dataclass(frozen=True, slots=True)
 class InFloats:
-    """Unquantised rows for products with tiles, which quantise them; their norm is computed beside these products, in C."""
+    """Unquantised rows for products in C, as those with tiles, which quantise them; so is their norm."""
 
     def of(self, x: torch.Tensor) -> torch.Tensor:
         return x
@@ -83,8 +83,8 @@ class InFloats:
         self, x: Added, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, plus_one: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
         total = summed(x, residual)
-        if tiles.can_norm(total, weight):
-            return tiles.normed(total, weight, eps, plus_one=plus_one), total
+        if suits_c(total, weight):
+            return rms_norm_in_c(total, weight, eps, plus_one=plus_one), total
         return rms_norm(total, weight, eps, plus_one=plus_one), total
 
 

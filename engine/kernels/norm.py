@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from struct import Struct
+
 import torch
 
+from engine.kernels import native
 from engine.kernels.device import twin
 from engine.kernels.once import constant
+
+_IN_C = Struct("3P4qd")  # `Norm` of `rows.c`
 
 
 @twin("engine.kernels.triton_norm")
@@ -29,6 +34,23 @@ def inverse_rms(wide: torch.Tensor, eps: float) -> torch.Tensor:
     squares = torch.linalg.vector_norm(wide, 2, -1, True)
     squares.mul_(squares).mul_(constant(1 / wide.shape[-1], wide.device)).add_(constant(eps, wide.device))
     return squares.rsqrt_()
+
+
+def suits_c(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """True if `rms_norm_in_c` computes it, where C's kernels are."""
+    return x.dtype == weight.dtype == torch.float32 and x.shape[-1] % 8 == 0 and x.is_contiguous()
+
+
+def rms_norm_in_c(x: torch.Tensor, weight: torch.Tensor, eps: float, *, plus_one: bool) -> torch.Tensor:
+    """Return `rms_norm` of rows [T, E] in float32. `weight` [E] float32. A row's bits don't depend on the others."""
+    library, out = native.library(), torch.empty_like(x)
+    assert library is not None
+    library.baton_rows_norm(
+        _IN_C.pack(
+            x.data_ptr(), weight.data_ptr(), out.data_ptr(), *x.shape, plus_one, torch.get_num_threads(), eps
+        )
+    )  # fmt: skip
+    return out
 
 
 def add_rms_norm(

@@ -122,8 +122,8 @@ def put(
     torch.cat(parts, dim=2, out=weight.blocks[first : first + tiles])
 
 
-# `Product` and `Norm` of the sources in C.
-_PRODUCT, _NORM = Struct("9P12q"), Struct("3P4qd")
+# `Product` of `tiles.c`.
+_PRODUCT = Struct("9P12q")
 
 
 def product(
@@ -173,23 +173,6 @@ def _multiply(
             weight.has_minimums, is_wide(), torch.get_num_threads(), gate, adds,
         )
     )  # fmt: skip
-
-
-def can_norm(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """True if `normed` computes it."""
-    return x.dtype == weight.dtype == torch.float32 and x.shape[-1] % 8 == 0 and x.is_contiguous()
-
-
-def normed(x: torch.Tensor, weight: torch.Tensor, eps: float, *, plus_one: bool) -> torch.Tensor:
-    """Return `norm.rms_norm` of rows [T, K] in float32. `weight` [K] float32."""
-    library, out = native.library(), torch.empty_like(x)
-    assert library is not None
-    library.baton_rows_norm(
-        _NORM.pack(
-            x.data_ptr(), weight.data_ptr(), out.data_ptr(), *x.shape, plus_one, torch.get_num_threads(), eps
-        )
-    )  # fmt: skip
-    return out
 
 
 @functools.cache

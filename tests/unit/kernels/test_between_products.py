@@ -21,14 +21,14 @@ ULPS = 4e-7  # a few units in the last place
 @pytest.mark.parametrize("plus_one", [False, True])
 def test_a_norm_is_that_of_float64_and_of_its_row_alone(plus_one: bool) -> None:
     x, weight = torch.randn(70, 576) * torch.logspace(-6, 6, 70)[:, None], torch.randn(576)
-    found = tiles.normed(x, weight, 1e-5, plus_one=plus_one)
+    found = norm.rms_norm_in_c(x, weight, 1e-5, plus_one=plus_one)
     wide = x.double()
     factors = weight.double() + plus_one
     expected = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * factors
     assert ((found - expected).abs() <= 2 * ULPS * expected.abs() + 1e-12).all()
     torch.testing.assert_close(found, norm.rms_norm.reference(x, weight, 1e-5, plus_one=plus_one), rtol=1e-5, atol=1e-7)
     for row in (0, 33, 69):
-        assert torch.equal(tiles.normed(x[row : row + 1], weight, 1e-5, plus_one=plus_one)[0], found[row])
+        assert torch.equal(norm.rms_norm_in_c(x[row : row + 1], weight, 1e-5, plus_one=plus_one)[0], found[row])
 
 
 @pytest.mark.parametrize("activation", tiles.GATES)
