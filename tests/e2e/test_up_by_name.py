@@ -49,10 +49,10 @@ def test_a_model_is_fetched_served_by_its_name_and_kept_while_it_is(tmp_path: Pa
             shown, _ = started(hub, tmp_path, "show", "org/demo").communicate(timeout=60)
             assert re.search(r"^fit +needs .* of weights", shown, re.MULTILINE)
             refused, _ = started(hub, tmp_path, "rm", "org/demo").communicate(timeout=60)
-            assert "serves it: stop that first" in refused
+            assert re.search(r"org/demo: it is served by baton up \(process \d+\), .*: stop that first", refused)
         finally:
             up.terminate()
             up.communicate(timeout=60)
         removed, _ = started(hub, tmp_path, "rm", "org/demo").communicate(timeout=60)
-        assert removed.startswith("org/demo: 16 MB\nremoved org/demo: ")
+        assert removed == "removed org/demo: 16 MB are free again\n"
         assert [*(tmp_path / "hf" / "hub").glob("models--*")] == []
