@@ -28,7 +28,7 @@ from engine.checkpoint.fingerprint import model_fingerprint
 from engine.config import EngineConfig
 from engine.drafts import with_draft
 from engine.drafts.chain import DraftChain
-from engine.drafts.heads import BlockHead, DraftHead, HeadSpec
+from engine.drafts.heads import BlockHead, DraftHead
 from engine.foreign import ForeignDecoder, is_foreign
 from engine.grammars.grammars import Grammars, Masks
 from engine.groups import groups_of
@@ -49,6 +49,7 @@ from engine.sampling.scores import ScoredPass, sampled_rows, split
 from engine.sampling.verifying import verifying
 from engine.sequence import Chunk, Sequence
 from engine.spec.mla import MLASpec
+from engine.spec.model import DraftSpec
 from engine.spec.stages import for_stage
 from engine.staged import Staged
 from engine.step.graphs import graph_sizes
@@ -134,7 +135,7 @@ class Engine:
         )
         ranks.followers.send(encode_config(config.with_pool(self.layout.num_blocks, self.layout.block_size)))
         self.kv = (allocate or allocate_zeros)(pool_shape(self.layout), pool_dtype(self.layout), config.device)
-        self._drafting = None if draft is None else self._new_drafting(draft)
+        self._drafting = self._new_drafting(self._decoder.spec.draft)
         self.grammars = Grammars(config.model, self.vocab_size)
         self._newest = NewestTokens.none(device)
         self._drawn: Draw | None = None  # the last pass that sampled on the device
@@ -214,16 +215,15 @@ class Engine:
             self._capture(self._graph_sizes())
             self._forget_newest()
 
-    def _new_drafting(self, draft: HeadSpec) -> DraftChain:
-        assert self._head is not None, "built with its spec"
-        assert self.config.draft is not None, "which the spec was read from"
-        reads, most = self._decoder.spec.draft or draft.in_pool, self.config.draft.num_drafts
+    def _new_drafting(self, reads: DraftSpec | None) -> DraftChain | None:
+        if reads is None or self._head is None or self.config.draft is None:
+            return None  # all of them are there, or none
         return DraftChain(
             self._head,
             kept=self._head.kept_in(part_views(self.kv, self.layout)),
             device=self.kv.device,
             heads=tuple(self._head_limits(heads, windows) for heads, windows in reads.windows_by_heads.items()),
-            num_drafts=min(most, reads.most or most),
+            num_drafts=reads.at_most(self.config.draft.num_drafts),
             reads=reads,
             leading=self._lockstep,
         )

@@ -46,6 +46,12 @@ class _Sampling(msgspec.Struct, frozen=True, array_like=True):
     packed: bytes = b""
 
 
+class Encoded(Protocol):
+    """A message that is encoded for followers alone, see `Guessing`."""
+
+    def encode(self) -> bytes: ...
+
+
 class Drafting(Protocol):
     """A follower's drafter, see `DraftChain`."""
 
@@ -131,10 +137,10 @@ class Lockstep:
         if self.leads:
             self._tell(_Kind.READING, after.tobytes())
 
-    def tell_guessing(self, guessing: bytes) -> None:
+    def tell_guessing(self, guessing: Encoded) -> None:
         """Have them guess, see `DraftChain.repeat`."""
         if self.leads:
-            self._tell(_Kind.GUESSING, guessing)
+            self._tell(_Kind.GUESSING, guessing.encode())
 
     @contextmanager
     def drafting(self) -> Iterator[None]:

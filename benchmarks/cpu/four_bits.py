@@ -10,12 +10,12 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
+from benchmarks.cpu.in_turn import Product, milliseconds
 from benchmarks.environment import describe
 from benchmarks.tables import heading, keep, table
 from engine.formats.int4 import quantise_groups
@@ -26,8 +26,6 @@ GROUP, MIB_IN_TURN, ROUNDS = 128, 64, 5
 ROWS = (1, 2, 8, 64)
 SHAPES = ((4096, 4096), (896, 4864))  # [N, K]: a square one, and Qwen2.5 0.5B's down
 DTYPES = (torch.bfloat16, torch.float32)
-
-Product = Callable[[torch.Tensor], torch.Tensor]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -60,19 +58,6 @@ def kinds(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> dict
     }
 
 
-def milliseconds(ways: Sequence[dict[str, Product]], x: torch.Tensor) -> dict[str, float]:
-    """Times of one product: medians of rounds, in which each kind goes through all copies of the matrix."""
-    found: dict[str, list[float]] = {name: [] for name in ways[0]}
-    for number in range(ROUNDS + 1):  # the first warms up
-        for name, times in found.items():
-            began = time.process_time()
-            for copy in ways:
-                copy[name](x)
-            if number:
-                times.append(1000 * (time.process_time() - began) / len(ways))
-    return {name: statistics.median(times) for name, times in found.items()}
-
-
 def _table(title: str, rows: Sequence[int], shape: tuple[int, int], dtype: torch.dtype) -> str:
     generator = torch.Generator().manual_seed(0)
     copies = -(-(MIB_IN_TURN << 20) * 2 // (shape[0] * shape[1]))  # of half a byte an element
@@ -81,7 +66,8 @@ def _table(title: str, rows: Sequence[int], shape: tuple[int, int], dtype: torch
     cells = {}
     for count in rows:
         x = torch.randn((count, shape[1]), generator=generator).to(dtype)
-        own = milliseconds(ways if count <= 8 else ways[:1], x)  # more rows are bound by arithmetic
+        times = milliseconds(ways if count <= 8 else ways[:1], x, ROUNDS + 1)  # more rows are bound by arithmetic
+        own = {name: statistics.median(each[1:]) for name, each in times.items()}  # the first warms up
         print(title, count, own, file=sys.stderr, flush=True)
         cells[f"{count} rows, ms"] = [f"{each:.3g}" for each in own.values()]
     return "\n".join(table(title, ways[0], cells))

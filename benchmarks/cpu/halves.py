@@ -11,12 +11,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
+from benchmarks.cpu.in_turn import Product, milliseconds
 from benchmarks.environment import describe
 from benchmarks.tables import heading, keep, table
 from engine.kernels import linear
@@ -26,8 +26,6 @@ MIB_IN_TURN, ROUNDS = 256, 7
 ROWS = (1, 2, 8, 64, 512)
 SHAPES = ((4096, 4096), (1536, 576), (128256, 2048))  # [N, K]: a square one, SmolLM2's gate, Llama 3.2 1B's head
 LIMITS = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
-
-Product = Callable[[torch.Tensor], torch.Tensor]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -62,18 +60,6 @@ def kinds(weight: torch.Tensor) -> dict[str, Product]:
     return found
 
 
-def milliseconds(ways: Sequence[dict[str, Product]], x: torch.Tensor) -> dict[str, float]:
-    """Times of one product: the best of rounds, in which each kind goes through all copies of the matrix."""
-    found: dict[str, list[float]] = {name: [] for name in ways[0]}
-    for _ in range(ROUNDS):
-        for name, times in found.items():
-            began = time.process_time()
-            for copy in ways:
-                copy[name](x)
-            times.append(1000 * (time.process_time() - began) / len(ways))
-    return {name: min(times) for name, times in found.items()}
-
-
 def _table(shape: tuple[int, int], rows: Sequence[int]) -> str:
     generator = torch.Generator().manual_seed(0)
     copies = -(-(MIB_IN_TURN << 20) // (2 * shape[0] * shape[1]))
@@ -81,7 +67,8 @@ def _table(shape: tuple[int, int], rows: Sequence[int]) -> str:
     cells = {}
     for count in rows:
         x = torch.randn((count, shape[1]), generator=generator)
-        own = milliseconds(ways if count <= 8 else ways[:1], x)  # more rows are bound by arithmetic
+        times = milliseconds(ways if count <= 8 else ways[:1], x, ROUNDS)  # more rows are bound by arithmetic
+        own = {name: min(each) for name, each in times.items()}
         print(shape, count, own, file=sys.stderr, flush=True)
         cells[f"{count} rows"] = [f"{each:.3g}" for each in own.values()]
     return "\n".join(table(f"{shape[0]} x {shape[1]}", ways[0], cells))

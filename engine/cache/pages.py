@@ -255,7 +255,7 @@ def _drafting_bytes(model: ModelSpec, config: EngineConfig) -> int:
     if model.draft is None or config.draft is None or not (num_drafts := config.draft.num_drafts):
         return 0
     counts = [size.decoding for size in graph_sizes(config.max_sequences, longest=0)]
-    rows = max(counts) * (min(num_drafts, model.draft.most or num_drafts) if model.draft.in_blocks else 1)
+    rows = max(counts) * (model.draft.at_most(num_drafts) if model.draft.in_blocks else 1)
     read = 1 + len(model.draft.aux_layers) + model.draft.reads_output
     return sum(counts) * 2 * read * model.hidden_size + rows * 8 * model.vocab_size
 

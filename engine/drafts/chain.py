@@ -31,18 +31,30 @@ from engine.step.limits import HeadLimits
 from engine.step.runner import Runner
 
 
-class Guessing(msgspec.Struct, frozen=True, array_like=True):
+@dataclass(frozen=True, slots=True)
+class Guessing:
     """The sequences that draft behind a pass, the one with the most room first."""
 
     rows: list[int]  # among the pass's
     sampled: list[int]  # the same rows' numbers among those with logits
-    ends: list[int]  # see `Ends`
-    rooms: list[int]
-    tables: bytes  # [S, W] int32
+    places: Ends
 
-    def places(self) -> Ends:
-        tables = np.frombuffer(self.tables, dtype=np.int32).reshape(len(self.ends), -1)
-        return Ends(tables=tables, ends=np.array(self.ends, dtype=np.int64), rooms=self.rooms)
+    def encode(self) -> bytes:
+        """Encode for ranks that guess, too."""
+        its = self.places
+        return msgspec.msgpack.encode(
+            (self.rows, self.sampled, its.ends.tolist(), its.rooms, its.tables.astype(np.int32).tobytes())
+        )
+
+    @classmethod
+    def decode(cls, data: bytes) -> Guessing:
+        """Read what `encode` wrote. Raises ValueError."""
+        rows, sampled, ends, rooms, blocks = msgspec.msgpack.decode(data, type=_Encoded)
+        tables = np.frombuffer(blocks, dtype=np.int32).reshape(len(ends), -1)
+        return cls(rows, sampled, Ends(tables=tables, ends=np.array(ends, dtype=np.int64), rooms=rooms))
+
+
+_Encoded = tuple[list[int], list[int], list[int], list[int], bytes]  # see `Guessing.encode`
 
 
 class Leading(Protocol):
@@ -50,7 +62,7 @@ class Leading(Protocol):
 
     def tell_reading(self, after: Ints) -> None: ...
 
-    def tell_guessing(self, guessing: bytes) -> None: ...
+    def tell_guessing(self, guessing: Guessing) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +115,7 @@ class DraftChain:
         if not starts:
             return _ReadPass.behind(launched, self.device)
         guessing = self._guessing(runner, starts)
-        self.leading.tell_guessing(msgspec.msgpack.encode(guessing))
+        self.leading.tell_guessing(guessing)
         guessed = self.guess(runner, guessing, read)
         places = {start.chunk: (column, start.room) for column, start in enumerate(starts)}
         return _DraftedPass(launched, chunks, places, Readback(guessed)).finished()
@@ -115,21 +127,20 @@ class DraftChain:
     def guess(self, runner: Runner, guessing: Guessing, read: Rows) -> torch.Tensor:
         """Guess behind rows that were read, see `Guesses`."""
         rows, sampled = self._sent(torch.tensor([guessing.rows, guessing.sampled]))
-        return self._guesses(runner, guessing.places(), read.at(rows, sampled))
+        return self._guesses(runner, guessing.places, read.at(rows, sampled))
 
     def repeat(self, runner: Runner, guessing: bytes, read: Rows) -> None:
         """Guess what a leader told of. Raises ValueError for another release's message."""
-        self.guess(runner, msgspec.msgpack.decode(guessing, type=Guessing), read)
+        self.guess(runner, Guessing.decode(guessing), read)
 
     def _guessing(self, runner: Runner, starts: list[_Start]) -> Guessing:
         furthest = max(start.chunk.end + start.room for start in starts) + self.reads.ahead
         tables = runner.tables_of(np.array([start.table_row for start in starts], dtype=np.int64), furthest)
+        ends = np.array([start.chunk.end for start in starts], dtype=np.int64)
         return Guessing(
             rows=[start.row for start in starts],
             sampled=[start.sampled for start in starts],
-            ends=[start.chunk.end for start in starts],
-            rooms=[start.room for start in starts],
-            tables=tables.astype(np.int32).tobytes(),
+            places=Ends(tables=tables, ends=ends, rooms=[start.room for start in starts]),
         )
 
     @torch.inference_mode()

@@ -17,14 +17,23 @@ from engine.batch.batch import ForwardBatch
 from engine.checkpoint.safetensors import stored_tensors
 from engine.drafts.aux_layers import check_aux_layers, check_target
 from engine.drafts.ends import MOST_LOGITS, Ends, EndsSpec
-from engine.drafts.heads import BlockHead, Following, drafted_rows, first_rows, known_alone, layers_in, weights_of
+from engine.drafts.heads import (
+    BlockHead,
+    Following,
+    drafted_rows,
+    first_rows,
+    known_alone,
+    layers_in,
+    surroundings,
+    weights_of,
+)
 from engine.families.reading import Fields, attention, gated_mlp, windows_by_layer
 from engine.families.reading import model as read_model
 from engine.formats.product import Linear, LinearSpec
 from engine.kernels.embedding import InputTokens, embed
 from engine.model.decoder import Decoder
 from engine.model.layers.attention import GroupedQueryAttention
-from engine.model.layers.building import Rotations, Surroundings, declare_branch
+from engine.model.layers.building import Rotations
 from engine.model.layers.mlp import GatedMlp
 from engine.model.places import Part
 from engine.model.stream import Stream
@@ -150,12 +159,7 @@ class DFlashHead:
         model = spec.layers
         size, device = model.hidden_size, decoder.weights.device
         self.weights = weights = weights_of(decoder, spec.folder, NAMES)
-        rotations = Rotations(max_model_len, device)
-
-        def around(under: str, branch: BranchSpec) -> Surroundings:
-            declared = declare_branch(branch, model, weights, under=under)
-            return Surroundings(model, weights, rotations, under, declared, group=decoder.group)
-
+        around = surroundings(decoder, model, weights, Rotations(max_model_len, device))
         self._spec, self._decoder = spec, decoder
         outside = around("", BranchSpec())
         inputs = len(spec.aux_layers) * spec.target_size

@@ -17,7 +17,7 @@ from engine.batch.batch import ForwardBatch
 from engine.checkpoint.safetensors import stored_tensors
 from engine.drafts.aux_layers import check_aux_layers, check_target
 from engine.drafts.ends import Ends, EndsSpec
-from engine.drafts.heads import DraftHead, known_alone, layer_in, weights_of
+from engine.drafts.heads import DraftHead, known_alone, layer_in, surroundings, weights_of
 from engine.families.reading import Fields, attention, gated_mlp
 from engine.families.reading import model as read_model
 from engine.formats.product import LinearSpec
@@ -25,7 +25,7 @@ from engine.kernels.attention import Scores, needs_qkv, paged_attention
 from engine.kernels.embedding import InputTokens
 from engine.kernels.rope import Heads, rope_and_write_kv
 from engine.model.decoder import Decoder
-from engine.model.layers.building import Rotations, Surroundings, declare_branch
+from engine.model.layers.building import Rotations
 from engine.model.layers.mlp import GatedMlp
 from engine.model.layers.norm import RmsNorm
 from engine.model.places import Part
@@ -134,7 +134,8 @@ class Eagle3Head:
         device, size = decoder.weights.device, layer.hidden_size
         self.weights = weights_of(decoder, spec.folder, NAMES)
         self.weights.unused |= {"t2d"}
-        self._rotations = rotations = Rotations(max_model_len, device)
+        rotations = Rotations(max_model_len, device)
+        self.around = surroundings(decoder, layer, self.weights, rotations)
         self._spec, self._decoder = spec, decoder
         outside, inside = self.around("", BranchSpec()), self.around(LAYER, BranchSpec())
         self._heads = inside.own(mixer).heads
@@ -165,12 +166,6 @@ class Eagle3Head:
         assert mixer.rope is not None, "read so"
         self._cos_sin = rotations.table(mixer.rope, mixer.heads.head_dim)
         self._scores = Scores(scale=mixer.heads.head_dim**-0.5)
-
-    def around(self, under: str, branch: BranchSpec) -> Surroundings:
-        """The surroundings of a half of a layer."""
-        layer, weights = self._spec.layer, self.weights
-        declared = declare_branch(branch, layer, weights, under=under)
-        return Surroundings(layer, weights, self._rotations, under, declared, group=self._decoder.group)
 
     def load(self) -> None:
         """Read the weights. Raises CheckpointError."""

@@ -11,8 +11,9 @@ import torch
 from engine.batch.batch import ForwardBatch
 from engine.kernels.embedding import InputTokens
 from engine.model.decoder import Decoder
+from engine.model.layers.building import Rotations, Surroundings, declare_branch
 from engine.model.places import Part, kept_at
-from engine.spec.model import DraftSpec
+from engine.spec.model import BranchSpec, DraftSpec, ModelSpec
 from engine.weights.loader import most_elements
 from engine.weights.names import StoredNames
 from engine.weights.parameters import Weights
@@ -123,6 +124,18 @@ def weights_of(decoder: Decoder, folder: Path, stored: StoredNames) -> Weights:
         stored=stored,
         most_elements=most_elements(folder),
     )
+
+
+def surroundings(
+    decoder: Decoder, model: ModelSpec, weights: Weights, rotations: Rotations
+) -> Callable[[str, BranchSpec], Surroundings]:
+    """Return the function that makes the surroundings of half a layer below a prefix, which ranks share as the decoder's."""
+
+    def around(under: str, branch: BranchSpec) -> Surroundings:
+        declared = declare_branch(branch, model, weights, under=under)
+        return Surroundings(model, weights, rotations, under, declared, group=decoder.group)
+
+    return around
 
 
 def known_alone(ids: torch.Tensor, batch: ForwardBatch) -> InputTokens:

@@ -16,11 +16,11 @@ import torch
 
 from engine.batch.batch import ForwardBatch
 from engine.checkpoint.safetensors import stored_tensors
-from engine.drafts.heads import DraftHead, known_alone, layer_in
+from engine.drafts.heads import DraftHead, known_alone, layer_in, surroundings
 from engine.formats.product import LinearSpec
 from engine.kernels.embedding import InputTokens
 from engine.model.decoder import Decoder
-from engine.model.layers.building import Rotations, Surroundings, declare_branch
+from engine.model.layers.building import Rotations
 from engine.model.layers.kinds import MIXERS, MLPS
 from engine.model.places import Part
 from engine.model.stream import Stream
@@ -159,14 +159,9 @@ class MtpHead:
 
     def __init__(self, spec: MtpSpec, decoder: Decoder, max_model_len: int) -> None:
         model, weights, names, size = decoder.spec, decoder.weights, spec.names, decoder.spec.hidden_size
-        rotations = Rotations(max_model_len, weights.device)
-
-        def around(under: str, branch: BranchSpec = NO_NORMS) -> Surroundings:
-            declared = declare_branch(branch, model, weights, under=under)
-            return Surroundings(model, weights, rotations, under, declared, group=decoder.group)
-
+        around = surroundings(decoder, model, weights, Rotations(max_model_len, weights.device))
         self._decoder, self._names = decoder, names
-        ends, inside, layer = around(spec.under), spec.under + names.layer, spec.layer
+        ends, inside, layer = around(spec.under, NO_NORMS), spec.under + names.layer, spec.layer
         self._embedding_norm, self._hidden_norm, self._norm = (
             ends.norm(name, size) for name in (names.embedding_norm, names.hidden_norm, names.norm)
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
+from torch.nn.functional import pad
 
 from engine.formats.dense import Dense
 from engine.formats.forms import IN_FLOATS, PLAIN, Added, InFp8, InputForm, Rows
@@ -104,8 +105,9 @@ class TiledLinear:
     order: torch.Tensor | None = None  # [K] permutation of the inputs; None: identity
 
     def widen(self) -> None:
-        """Keep the loaded bias in float32, which the kernel adds."""
-        self.bias = None if self.bias is None else self.bias.float()
+        """Keep the loaded bias in float32, which the kernel adds, with zeros for spare outputs."""
+        if self.bias is not None:
+            self.bias = pad(self.bias.float(), (0, self.weight.outputs - len(self.bias)))
 
     def wants(self, num_rows: int, dtype: torch.dtype) -> InputForm:
         return IN_FLOATS

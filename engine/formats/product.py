@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from itertools import groupby
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -178,8 +178,29 @@ class KeptWhole:
     linear: Linear
 
 
+class ByItsResult:
+    """A product whose other forms take its plain result."""
+
+    __slots__ = ()
+
+    def __call__(self, x: Any, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        raise NotImplementedError
+
+    def parts(self, x: Any) -> torch.Tensor:
+        return self(x)
+
+    def onto(self, residual: torch.Tensor, x: Any) -> Added:
+        return self(x)
+
+    def gated(self, x: Any, activation: str = "silu") -> torch.Tensor:
+        return act_and_mul(self(x), activation)
+
+    def gated_as(self, form: InputForm, x: Any, activation: str = "silu") -> Rows:
+        return form.of(self.gated(x, activation))
+
+
 @dataclass(frozen=True, slots=True)
-class OwnOutputs:
+class OwnOutputs(ByItsResult):
     """Some outputs of a product that this rank has whole: there is no border of its format between ranks' outputs."""
 
     whole: Linear
@@ -192,21 +213,9 @@ class OwnOutputs:
         own = self.whole(x).index_select(1, self.outputs)
         return own if out is None else out.copy_(own)
 
-    def parts(self, x: Rows) -> torch.Tensor:
-        return self(x)
-
-    def onto(self, residual: torch.Tensor, x: Rows) -> Added:
-        return self(x)
-
-    def gated(self, x: Rows, activation: str = "silu") -> torch.Tensor:
-        return act_and_mul(self(x), activation)
-
-    def gated_as(self, form: InputForm, x: Rows, activation: str = "silu") -> Rows:
-        return form.of(self.gated(x, activation))
-
 
 @dataclass(frozen=True, slots=True)
-class SideBySide:
+class SideBySide(ByItsResult):
     """Products of the same inputs: a stack of modules with different formats."""
 
     linears: tuple[Linear, ...]
@@ -218,18 +227,6 @@ class SideBySide:
 
     def __call__(self, x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
         return torch.cat([linear(x) for linear in self.linears], dim=-1, out=out)
-
-    def parts(self, x: torch.Tensor) -> torch.Tensor:
-        return self(x)
-
-    def onto(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
-        return self(x)
-
-    def gated(self, x: torch.Tensor, activation: str = "silu") -> torch.Tensor:
-        return act_and_mul(self(x), activation)
-
-    def gated_as(self, form: InputForm, x: torch.Tensor, activation: str = "silu") -> Rows:
-        return form.of(self.gated(x, activation))
 
 
 def declare(

@@ -135,12 +135,8 @@ class TiledTable:
 
     def head(self, bias: torch.Tensor | None, weights: Weights) -> Linear:
         weights.differing[ROUNDED_IN_GROUPS] += 1
-        linear = TiledLinear(self.weight)
-
-        def add_bias() -> None:
-            linear.bias = None if bias is None else pad(bias.float(), (0, self._spare))
-
-        weights.when_loaded.append(add_bias)
+        linear = TiledLinear(self.weight, bias)
+        weights.when_loaded.append(linear.widen)
         return OwnOutputs(linear, torch.arange(self.tokens)) if self._spare else linear
 
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from engine.formats.forms import PLAIN, Added, InputForm, RankSum, Rows
-from engine.formats.product import KeptWhole, Linear, LinearSpec, Table, TableFormat
-from engine.kernels.activation import act_and_mul
+from engine.formats.product import ByItsResult, KeptWhole, Linear, LinearSpec, Table, TableFormat
 from engine.kernels.embedding import InputTokens
 from engine.kernels.experts.routing import Choice
 from engine.parallel.group import Group
@@ -34,7 +33,7 @@ def table_of(format: TableFormat, parameter: Parameter, weights: Weights, group:
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class Joined(ByItsResult):
     """A product that ranks share, with every rank's results: added (`Group.all_reduce`) or side by side (`Group.gather`).
 
     With `added_by`, what goes onto the residual is added when it is needed: the next norm may do both at once.
@@ -51,17 +50,8 @@ class Joined:
         whole = self.join(self.linear(x))
         return whole if out is None else out.copy_(whole)
 
-    def parts(self, x: Rows) -> torch.Tensor:
-        return self(x)
-
     def onto(self, residual: torch.Tensor, x: Rows) -> Added:
         return self(x) if self.added_by is None else RankSum(self.linear.parts(x), self.added_by)
-
-    def gated(self, x: Rows, activation: str = "silu") -> torch.Tensor:
-        return act_and_mul(self(x), activation)
-
-    def gated_as(self, form: InputForm, x: Rows, activation: str = "silu") -> Rows:
-        return form.of(self.gated(x, activation))
 
 
 @dataclass(frozen=True, slots=True)

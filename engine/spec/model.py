@@ -159,6 +159,10 @@ class DraftSpec:
     most: int | None = None  # drafted tokens; None: any number
     in_blocks: bool = False  # one pass guesses all tokens of a draft
 
+    def at_most(self, num_drafts: int) -> int:
+        """The tokens of a draft for which so many are asked."""
+        return min(num_drafts, self.most or num_drafts)
+
     @property
     def windows_by_heads(self) -> dict[HeadShape, tuple[int, ...]]:
         """The distinct windows of its layers with each shape of attention heads, in order."""

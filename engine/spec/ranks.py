@@ -6,6 +6,7 @@ computed whole on every rank.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TypeVar
 
@@ -17,6 +18,7 @@ from engine.spec.model import (
     DenseBesideExpertsSpec,
     DraftSpec,
     GatedMlpSpec,
+    LayerSpec,
     ModelSpec,
     PlainMlpSpec,
     ShortcutSpec,
@@ -32,18 +34,21 @@ def for_rank(model: ModelSpec, rank: int, size: int) -> ModelSpec:
     """Return the model as one rank computes it. Raises UnsupportedModelError where ranks can't share it."""
     if size == 1:
         return model
-    layers = [
-        replace(layer, mixer=own_share(layer.mixer, rank, size), mlp=own_share(layer.mlp, rank, size))
-        for layer in model.layers
-    ]
     draft = None if model.draft is None else draft_for_rank(model.draft, rank, size)
-    return replace(model, layers=tuple(layers), draft=draft)
+    return replace(model, layers=_shared(model.layers, rank, size), draft=draft)
 
 
 def draft_for_rank(draft: DraftSpec, rank: int, size: int) -> DraftSpec:
     """Return a drafter whose layers one rank computes its part of. Raises UnsupportedModelError."""
-    layers = [replace(layer, mixer=own_share(layer.mixer, rank, size)) for layer in draft.layers]
-    return replace(draft, layers=tuple(layers))
+    return replace(draft, layers=_shared(draft.layers, rank, size))
+
+
+def _shared(layers: Iterable[LayerSpec], rank: int, size: int) -> tuple[LayerSpec, ...]:
+    """Each layer as one rank computes it."""
+    return tuple(
+        replace(layer, mixer=own_share(layer.mixer, rank, size), mlp=own_share(layer.mlp, rank, size))
+        for layer in layers
+    )
 
 
 def with_cut_experts(model: ModelSpec) -> ModelSpec:

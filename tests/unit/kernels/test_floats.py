@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch.nn.functional import gelu, layer_norm, relu, scaled_dot_product_attention, silu
 
 from engine.kernels.native import floats
+from tests.unit.kernels.in_c import drawn
 
 pytestmark = pytest.mark.skipif(not floats.is_usable(), reason="needs AVX-512 and a compiler")
 ACTS = {
@@ -19,19 +18,6 @@ ACTS = {
     "relu": relu,
     "tanh": torch.tanh,
 }
-
-
-@pytest.fixture
-def threads() -> Iterator[None]:
-    """Threads for the kernels, and as many as before afterwards."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    yield
-    torch.set_num_threads(before)
-
-
-def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
 
 
 @pytest.mark.parametrize("activation", ACTS)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Iterator
 from itertools import product as every
 
 import pytest
@@ -13,20 +10,12 @@ import torch
 from engine.kernels import native
 from engine.kernels.native import halves
 from engine.kernels.native.halves import Halves
+from tests.unit.kernels.in_c import check_forked, check_threads_at_once, drawn
 
 pytestmark = pytest.mark.skipif(not native.is_suitable() or not halves.is_usable(), reason="no C compiler, or no AVX2")
 
 SIZES = [(1, 1), (5, 3), (31, 70), (32, 128), (33, 129), (160, 64), (173, 300), (400, 257)]  # outputs, inputs
 ROWS = [1, 2, 3, 4, 5, 6, 7, 11, 16, 17, 95, 96, 97, 200]
-
-
-@pytest.fixture
-def threads() -> Iterator[None]:
-    """Threads for the kernels, and as many as before afterwards."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(params=[False, True], ids=["AVX2", "AVX-512"])
@@ -35,10 +24,6 @@ def variant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if request.param and not halves.is_wide():
         pytest.skip("no AVX-512")
     monkeypatch.setattr(halves, "is_wide", lambda: request.param)
-
-
-def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
 
 
 def stored(outputs: int, inputs: int, dtype: torch.dtype) -> tuple[torch.Tensor, Halves]:
@@ -169,25 +154,11 @@ def test_what_is_no_number_stays_none(variant: None) -> None:
 
 def test_threads_may_multiply_at_once(threads: None) -> None:
     _, packed = stored(400, 96, torch.bfloat16)
-    x, found = drawn(9, 96), list[torch.Tensor]()
-    expected = halves.product(x, packed, None)
-    workers = [
-        threading.Thread(target=lambda: found.extend(halves.product(x, packed, None) for _ in range(200)))
-        for _ in range(3)
-    ]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert len(found) == 600
-    assert all(torch.equal(each, expected) for each in found)
+    x = drawn(9, 96)
+    check_threads_at_once(lambda: halves.product(x, packed, None))
 
 
 def test_a_forked_process_multiplies_too(threads: None) -> None:
     _, packed = stored(400, 96, torch.bfloat16)
     x = drawn(3, 96)
-    expected = halves.product(x, packed, None)
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if torch.equal(halves.product(x, packed, None), expected) else 1)
-    assert os.waitpid(child, 0)[1] == 0
+    check_forked(lambda: halves.product(x, packed, None))

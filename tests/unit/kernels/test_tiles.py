@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from itertools import product as every
 
 import pytest
@@ -12,6 +10,7 @@ import torch
 from engine.kernels import native
 from engine.kernels.quantised import tiles
 from engine.kernels.quantised.tiles import Tiles
+from tests.unit.kernels.in_c import check_forked, check_threads_at_once
 
 pytestmark = pytest.mark.skipif(not native.is_suitable() or not tiles.is_usable(), reason="no C compiler, or no AVX2")
 
@@ -114,32 +113,14 @@ def test_a_row_that_is_no_number_makes_none_wherever_it_is(
 
 def test_threads_may_multiply_at_once() -> None:
     weight, _ = packed(8, 32, False, outputs=8 * 64)
-    x, found = torch.randn(9, INPUTS), list[torch.Tensor]()
-    expected = tiles.product(x, weight, None)
-    workers = [
-        threading.Thread(target=lambda: found.extend(tiles.product(x, weight, None) for _ in range(200)))
-        for _ in range(3)
-    ]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert len(found) == 600
-    assert all(torch.equal(each, expected) for each in found)
+    x = torch.randn(9, INPUTS)
+    check_threads_at_once(lambda: tiles.product(x, weight, None))
 
 
-def test_a_forked_process_multiplies_too() -> None:
+def test_a_forked_process_multiplies_too(threads: None) -> None:
     weight, _ = packed(4, 32, False, outputs=8 * 64)
-    x, threads = torch.randn(3, INPUTS), torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        expected = tiles.product(x, weight, None)
-        child = os.fork()
-        if child == 0:
-            os._exit(0 if torch.equal(tiles.product(x, weight, None), expected) else 1)
-        assert os.waitpid(child, 0)[1] == 0
-    finally:
-        torch.set_num_threads(threads)
+    x = torch.randn(3, INPUTS)
+    check_forked(lambda: tiles.product(x, weight, None))
 
 
 def test_sizes_and_scales_that_do_not_suit_are_refused() -> None:

@@ -121,7 +121,7 @@ def plain_in(dtype: torch.dtype, tiny: Tiny, folder: Path) -> Path:
 def test_plain_checkpoints_stay_in_16_bits_where_nothing_multiplies_these(
     is_fast: bool, dtype: torch.dtype, tiny_model: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By `--dtype auto`: float16 anywhere, bfloat16 unless the processor multiplies it; answers are those of float32."""
+    """`--dtype auto` keeps float16 anywhere, bfloat16 unless the processor multiplies it; answers are those of float32."""
     for module in (quantised, resolving):
         monkeypatch.setattr(module, "computes_in_bfloat16", lambda: is_fast)
     model = plain_in(dtype, tiny_model, tmp_path)
