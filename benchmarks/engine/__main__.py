@@ -81,7 +81,8 @@ def main(arguments: Sequence[str]) -> int:
         stem += f"-tp{len(options.ranks)}"
         facts["model"] += f", {len(options.ranks)} ranks"
         facts["floor"] = "of all ranks' cards together"
-    page = ResultsPage(options.out, stem, title="The engine on one device", facts=facts, notes=notes)
+    devices = "one device" if len(options.ranks) < 2 else f"{len(options.ranks)} devices"
+    page = ResultsPage(options.out, stem, title=f"The engine on {devices}", facts=facts, notes=notes)
     is_drawn = options.shape in DRAWN and options.model is None
     cards = [] if device.type == "cpu" else [int(rank) for rank in options.ranks]
     with leading(cards, load="drawn" if is_drawn else "stored", size=max(1, len(options.ranks))) as ranks:
@@ -349,7 +350,8 @@ def _compared(options: argparse.Namespace, card: str) -> str:
         return ""
     formats = [options.quantization] * (options.quantization != "auto")
     formats += [f"kv-{options.kv_cache_dtype}"] * (options.kv_cache_dtype != "auto")
-    return " ".join((options.shape, *formats))
+    ranks = [f"tp{len(options.ranks)}"] * (len(options.ranks) > 1)
+    return " ".join((options.shape, *formats, *ranks))
 
 
 def _checkpoint(shape: str, folder: Path) -> Path:

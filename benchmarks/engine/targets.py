@@ -1,4 +1,4 @@
-"""The targets of the cells on one H200, by the model's shape: in bf16, or in the formats behind it (issues 3, 20, 21)."""
+"""The targets of the cells on H200s, by the model's shape: in bf16 on one, or in the formats and on the cards behind it."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ REFERENCE = {
     "llama-3.1-8b fp8 kv-fp8": "vLLM 0.33, one H200, Llama-3.1-8B shape, dynamic online fp8, 16-bit KV, context about 1072",
     "llama-3.1-70b fp8": "vLLM 0.33, one H200, Llama-3.1-70B shape, dynamic online fp8, context about 1072",
     "llama-3.1-8b int4": "not measured",
+    "llama-3.1-8b tp2": "not measured",
+    "llama-3.1-70b tp2": "not measured",
+    "llama-3.1-70b fp8 tp2": "not measured",
     "qwen3-30b-a3b": "vLLM 0.33, one H200, Qwen3-30B-A3B shape, bf16, context about 1072, prefix cache off",
 }
 
@@ -73,6 +76,13 @@ TARGETS: dict[str, dict[str, Yardstick]] = {
         "decode_b1_ctx1088": Yardstick(2.0, None),
         "decode_b16_ctx1088": Yardstick(2.6, None),
     },
+    "llama-3.1-8b tp2": {
+        "decode_b1_ctx1088": Yardstick(2.6, None),
+        "decode_b32_ctx1088": Yardstick(3.4, None),
+        "decode_b64_ctx1088": Yardstick(4.3, None),
+    },
+    "llama-3.1-70b tp2": {"decode_b1_ctx1088": Yardstick(19.5, None)},
+    "llama-3.1-70b fp8 tp2": {"decode_b1_ctx1088": Yardstick(10.8, None)},
 }
 # 8-bit keys and values have a target of their own where the batch is large.
 TARGETS["llama-3.1-8b fp8 kv-fp8"] = TARGETS["llama-3.1-8b fp8"] | {"decode_b256_ctx1088": Yardstick(10.5, 16.3)}

@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -85,7 +86,15 @@ def _send(
         if not outcome.runs:
             print(f"{cell.name}: no request fits into {served.longest} tokens", file=sys.stderr, flush=True)
             continue
-        row = Row.of(cell, outcome, system=options.system, source="measured", where=where, seconds=seconds, facts=facts)
+        row = Row.of(
+            replace(cell, name=", ".join((cell.name, *options.arm))),
+            outcome,
+            system=options.system,
+            source="measured",
+            where=where,
+            seconds=seconds,
+            facts=facts,
+        )
         print(row, flush=True)
         keep(row, options.out)
         if row.refused:
@@ -108,6 +117,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--traces", type=Path, help=f"folder with {TRACE}; without it long prompts are made up")
     parser.add_argument("--where", default="", help="what the figures call the machine; the card's name without it")
     parser.add_argument("--system", default="baton", help="what the figures call the server")
+    parser.add_argument("--arm", action="append", default=[], help="added to the loads' names: what served them")
     sent = parser.add_argument_group("--model and --url")
     sent.add_argument("--device", choices=FORMATS, help="the loads of one format alone")
     sent.add_argument("--step-target-ms", type=float, action="append", help="of --model; may be repeated; 0 = no bound")

@@ -25,6 +25,7 @@ TRACE = "conversation_trace.jsonl"
 TRACE_FROM_MS = 20 * 60_000.0
 CHAT_PROMPT, CHAT_ANSWER = (600, 1.0, 32, 6000), (180, 0.8, 8, 600)  # median, spread of the logarithm, least, most
 LONGEST_PROMPT = 32_000
+AGENT_TURNS, AGENT_SYSTEM_BLOCKS = 6, 6  # 3,072 tokens that all sessions share
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,24 @@ def long_prompts(speed: float) -> Requests:
     return requests
 
 
+def agents(per_second: float) -> Requests:
+    """Sessions of an agent, Poisson: six turns that grow behind one long system prompt, each soon after the one before."""
+
+    def requests(seconds: float, _: Path | None) -> list[TraceRequest]:
+        chance, made = random.Random(34), list[TraceRequest]()
+        arrivals = accumulate(chance.expovariate(per_second / 1000) for _ in range(math.ceil(per_second * seconds)))
+        for session, began_ms in enumerate(arrivals):
+            blocks, at_ms = [b"system-%d" % at for at in range(AGENT_SYSTEM_BLOCKS)], began_ms
+            for turn in range(AGENT_TURNS):
+                blocks = [*blocks, *(b"%d-%d-%d" % (session, turn, at) for at in range(chance.randint(1, 3)))]
+                prompt = len(blocks) * TRACE_BLOCK + chance.randrange(TRACE_BLOCK)
+                made.append(TraceRequest(at_ms, prompt, chance.randint(40, 160), tuple(blocks)))
+                at_ms += 1000 * chance.uniform(2.0, 4.0)
+        return sorted((each for each in made if each.arrival_ms < 1000 * seconds), key=lambda each: each.arrival_ms)
+
+    return requests
+
+
 CELLS: Mapping[str, Cell] = {
     "chat-8": Cell("chat 8/s", "bf16", chat(8)),
     "chat-14": Cell("chat 14/s", "bf16", chat(14)),
@@ -77,12 +96,23 @@ CELLS: Mapping[str, Cell] = {
     "fp8-chat-36": Cell("fp8 chat 36/s", "fp8", chat(36)),
     "long-cold": Cell("long prompts x0.8", "bf16", long_prompts(0.8), goal=LONG_GOAL),
     "long-known": Cell("long prompts x0.8, known", "bf16", long_prompts(0.8), goal=LONG_GOAL, before=long_prompts(0.5)),
+    "chat-16": Cell("chat 16/s", "bf16", chat(16)),
+    "chat-28": Cell("chat 28/s", "bf16", chat(28)),
+    "chat-40": Cell("chat 40/s", "bf16", chat(40)),
+    "long-x1": Cell("long prompts x1", "bf16", long_prompts(1.0)),
+    "long-x1.6": Cell("long prompts x1.6", "bf16", long_prompts(1.6)),
+    "agents-2": Cell("agents 2/s", "bf16", agents(2)),
 }
+
+TWO_CARDS = ("chat-16", "chat-28", "chat-40", "long-x1", "long-x1.6", "agents-2")  # in the order in which they are sent
 
 
 def chosen(keys: str, device: Device | None = None) -> list[Cell]:
-    """The cells of a comma-separated list, of one format alone if it is given; all without a list. Raises ValueError."""
-    named = [key.strip() for key in keys.split(",")] if keys else list(CELLS)
+    """The cells of a comma-separated list, of one format alone if it is given; those of one card without a list.
+
+    Raises ValueError.
+    """
+    named = [key.strip() for key in keys.split(",")] if keys else [key for key in CELLS if key not in TWO_CARDS]
     if unknown := [key for key in named if key not in CELLS]:
         raise ValueError(f"{unknown[0]!r} is no load: {', '.join(CELLS)}")
     return [CELLS[key] for key in named if device in (None, CELLS[key].device)]

@@ -1,6 +1,7 @@
 """The page of measured loads: each figure beside its target and vLLM's, and a picture of first tokens.
 
 python -m benchmarks.load.page RUN/load.json … --out DIR      load.md, load.json and load.svg; of a load twice, the later one
+python -m benchmarks.load.page RUN/load.json … --out DIR --page load-two-cards
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import msgspec
 from benchmarks.load.figures import Quantiles, Row
 from benchmarks.results_format import Result, ResultsPage, notes_of
 
+UNMEASURED: Quantiles = (math.nan, math.nan, math.nan)
+
 
 class Known(NamedTuple):
     """Targets of a load, and what vLLM 0.33 reached on a card of the same kind (2026-11-24)."""
@@ -29,6 +32,8 @@ class Known(NamedTuple):
     vllm_tpot_p99_ms: float | None = None
     vllm_good: float | None = None
     vllm_per_second: float | None = None
+    tpot_p90_ms: float | None = None
+    vllm_tpot_p90_ms: float | None = None
 
 
 KNOWN = {
@@ -39,14 +44,27 @@ KNOWN = {
     "fp8 chat 36/s": Known((None, None, None), None, None, 28, (164, 326, 525), 43, None, 26.1),
     "long prompts x0.8": Known((1400, 3000, None), 70, None, 1.6, (1526, 3416, math.nan), None, None, 1.49),
     "long prompts x0.8, known": Known((100, 1300, 2000), None, None, None, (209, 1500, 2159), None, None, 1.94),
+    "chat 40/s, both roles": Known((70, None, 320), 9.3, None, None, UNMEASURED),
+    "chat 40/s, 1P+1D": Known((70, None, 320), 9.3, None, None, UNMEASURED),
+    "long prompts x1, both roles": Known((None, None, None), None, None, None, (807, 1987, 2708), 201, 0.53),
+    "long prompts x1, 1P+1D": Known((None, None, None), None, None, None, (807, 1987, 2708), 201, 0.53),
+    "long prompts x1.6, both roles": Known((None, 1300, None), None, None, None, (172, 1468, 3148), 98, 0.73),
+    "long prompts x1.6, 1P+1D": Known((None, 1500, None), None, None, None, (172, 1468, 3148), 98, 0.73, None, 12, 27),
 }
-UNKNOWN = Known((None, None, None), None, None, None, (math.nan, math.nan, math.nan))
+UNKNOWN = Known((None, None, None), None, None, None, UNMEASURED)
+PAGES = {  # title and reference
+    "load": ("One worker under load", "vLLM 0.33 on one H200, the same loads by one client (2026-11-24)"),
+    "load-two-cards": ("Two cards under load", "two vLLM 0.33 on two H200s behind a prefix-hash proxy (2026-11-22)"),
+}
 QUANTILES = ("p50", "p90", "p99")
 
 
 def results_of(row: Row) -> list[Result]:
     """The figures of a load."""
-    known, name = KNOWN.get(row.load, UNKNOWN), row.load.replace("/s", "").replace(",", "").replace(" ", "_").lower()
+    known, name = (
+        KNOWN.get(row.load, UNKNOWN),
+        row.load.replace("/s", "").replace(",", "").replace("+", "").replace(" ", "_").lower(),
+    )
 
     def lower(what: str, value: float, target: float | None, reference: float | None) -> Result:
         reference = None if reference is None or math.isnan(reference) else reference
@@ -54,7 +72,8 @@ def results_of(row: Row) -> list[Result]:
 
     firsts = zip(QUANTILES, row.ttft_ms, known.ttft_ms, known.vllm_ttft_ms, strict=True)
     found = [lower(f"ttft_{which}", value, target, reference) for which, value, target, reference in firsts]
-    found += [lower("tpot_p50", row.tpot_ms[0], None, None), lower("tpot_p90", row.tpot_ms[1], None, None)]
+    found.append(lower("tpot_p50", row.tpot_ms[0], None, None))
+    found.append(lower("tpot_p90", row.tpot_ms[1], known.tpot_p90_ms, known.vllm_tpot_p90_ms))
     found.append(lower("tpot_p99", row.tpot_ms[2], known.tpot_p99_ms, known.vllm_tpot_p99_ms))
     shares = (
         ("good", row.good, "share", known.good, known.vllm_good),
@@ -110,6 +129,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.load.page", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("runs", type=Path, nargs="+", help="load.json of runs, the later ones last")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--page", choices=PAGES, default="load", help="its name, which is that of the files as well")
     options = parser.parse_args(arguments)
     found = {row.load: row for run in options.runs for row in msgspec.json.decode(run.read_bytes(), type=list[Row])}
     rows = [found[load] for load in (*KNOWN, *(load for load in found if load not in KNOWN)) if load in found]
@@ -118,11 +138,11 @@ def main(arguments: Sequence[str]) -> int:
         + "".join(f", {row.facts[key]}" for key in ("date", "commit", "versions") if key in row.facts)
         for row in rows
     }
-    facts["reference"] = "vLLM 0.33 on one H200, the same loads by one client (2026-11-24)"
-    page = ResultsPage(options.out, "load", title="One worker under load", facts=facts, notes=notes_of("load"))
+    title, facts["reference"] = PAGES[options.page]
+    page = ResultsPage(options.out, options.page, title=title, facts=facts, notes=notes_of(options.page))
     page.add(*(result for row in rows for result in results_of(row)))
     page.write()
-    (options.out / "load.svg").write_text(picture(rows))
+    (options.out / f"{options.page}.svg").write_text(picture(rows))
     return 0
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 LIMIT_S = 585.0
 CHECKS_S, COLLECTIVES_S = 200.0, 60.0
 CELLS = "^(decode_b(1|32|64)_ctx1088|ttft_p2048|ttft_p8192)$"
-SHAPE, WIDE_SHAPE = "llama-3.1-8b", "llama-3.1-70b"
+SHAPE, WIDE_SHAPE, EXPERTS = "llama-3.1-8b", "llama-3.1-70b", "qwen3-30b-a3b"
 
 
 def commands(options: argparse.Namespace) -> Iterator[tuple[str, list[str], float]]:
@@ -28,7 +28,7 @@ def commands(options: argparse.Namespace) -> Iterator[tuple[str, list[str], floa
     on_cards = not devices.startswith("cpu")
     engine = ["-m", "benchmarks.engine", "--ranks", devices, *commit]
     if on_cards:
-        tests = ["tests/gpu/test_collectives.py", "tests/gpu/test_ranks.py"]
+        tests = ["tests/gpu/test_collectives.py", "tests/gpu/test_ranks.py", "tests/gpu/test_widths.py"]
         yield "checks", ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests], CHECKS_S
         yield (
             "collectives",
@@ -39,7 +39,7 @@ def commands(options: argparse.Namespace) -> Iterator[tuple[str, list[str], floa
         quick = ["--shape", "demo", "--quick", "--cells", "^decode_", "--device", "cuda" if on_cards else "cpu"]
         yield "demo", [*engine, *quick, "--out", f"{out}/demo"], 120.0
         return
-    for shape, limit_s in ((SHAPE, 120.0), (WIDE_SHAPE, 110.0)):
+    for shape, limit_s in ((SHAPE, 120.0), (WIDE_SHAPE, 110.0), (EXPERTS, 110.0)):
         cells = ["--cells", CELLS, "--limit-s", str(limit_s - 30), "--max-sequences", "64"]
         yield shape, [*engine, "--shape", shape, *cells, "--out", f"{out}/{shape}"], limit_s
     fp8 = ["--shape", WIDE_SHAPE, "--quantization", "fp8", "--cells", "^decode_b1_", "--max-sequences", "64"]

@@ -22,6 +22,7 @@ from engine.parallel.group import RankLostError
 from tests.unit.engine.families.catalogue import CASES
 from tests.unit.engine.families.exact import prompt_of
 from tests.unit.engine.generate import Generator, new_sequence, said_in_flight
+from tests.unit.engine.rank_drafts import SHORT, config_of, drafted
 
 pytestmark = [
     pytest.mark.gpu,
@@ -73,6 +74,14 @@ def test_four_ranks_generate_what_one_does(tmp_path: Path) -> None:
     wanted = _generated(Engine(config))
     with leading(_devices(torch.cuda.device_count() >= 4, 4)) as ranks:
         assert _generated(Engine(replace(config, tensor_parallel_size=4), ranks=ranks)) == wanted
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_two_ranks_draft_what_one_does(name: str, tmp_path: Path) -> None:
+    config = replace(config_of(name, tmp_path), device="cuda", dtype="float32")
+    wanted = drafted(Engine(config))
+    with leading(_devices(torch.cuda.device_count() > 1)) as ranks:
+        assert drafted(Engine(replace(config, tensor_parallel_size=2), ranks=ranks)) == wanted
 
 
 def test_passes_overlap_and_ranks_agree_in_16_bits(tmp_path: Path) -> None:

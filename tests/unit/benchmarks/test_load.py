@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.load.admission import Gateway
-from benchmarks.load.cells import CELLS, Cell, chat, chosen, long_prompts
+from benchmarks.load.cells import CELLS, TWO_CARDS, Cell, agents, chat, chosen, long_prompts
 from benchmarks.load.device import UNDER_LOAD, PassCosts
 from benchmarks.load.model import serve
 from benchmarks.load.policies import baton
@@ -24,14 +24,15 @@ def test_passes_take_what_the_engine_s_page_says() -> None:
 
 
 def test_a_load_is_the_same_each_time() -> None:
-    for requests in (chat(20), long_prompts(0.8)):
+    for requests in (chat(20), long_prompts(0.8), agents(2)):
         assert requests(3.0, None) == requests(3.0, None)
     assert len({cell.name for cell in CELLS.values()}) == len(CELLS)
 
 
 def test_loads_are_chosen_by_their_keys_and_the_format_of_a_server() -> None:
     assert [cell.name for cell in chosen("fp8-chat-28,chat-14", "bf16")] == ["chat 14/s"]
-    assert len(chosen("")) == len(CELLS)
+    assert {cell.name for cell in chosen("")} == {CELLS[key].name for key in CELLS.keys() - {*TWO_CARDS}}
+    assert [cell.name for cell in chosen("agents-2")] == ["agents 2/s"]
     with pytest.raises(ValueError, match="'chat-15' is no load: chat-8, "):
         chosen("chat-8,chat-15")
 
