@@ -170,6 +170,7 @@ class Lockstep:
         else:
             raise self._out_of_step(kind, number)
 
+    @torch.inference_mode()  # as a leader's pass is: what graphs read was made so
     def _draft(self, kind: int, body: bytes, runner: Runner, drafting: Drafting) -> None:
         if kind == _Kind.READING and self._unread is not None:
             batch, size = self._unread

@@ -124,7 +124,7 @@ class _Follower:
         self._name = f"rank {rank} (pid {self.process.pid})"
         self.has_loaded = threading.Event()
         self.reason = ""
-        self._pulse, self._stands = beats, ""
+        self._pulse, self._stands, self._cut_off = beats, "", ""
         self._hearing = threading.Thread(target=self._hear, name=f"rank-{rank}", daemon=True)
         self._hearing.start()
 
@@ -149,7 +149,8 @@ class _Follower:
             for frame in frames:
                 self.link.send(frame)
         except RankLostError as error:
-            raise RankLostError(self.problem() or f"{self._name} {error}") from error
+            self._cut_off = f"{self._name} {error}"
+            raise RankLostError(self.problem()) from error
 
     def problem(self) -> str:
         """The reason that it computes no more; "" while it lives."""
@@ -162,6 +163,8 @@ class _Follower:
             return self._stands
         if code is not None:
             return f"{self._name} ended with {_described(code)}"
+        if self._cut_off:  # a process with a GPU may take seconds to end
+            return self._cut_off
         still_s = self._pulse.still_s()
         if still_s > (pulse.STANDS_S if self.has_loaded.is_set() else pulse.LOADING_S):
             self._stands = f"{self._name} stands still: no sign of life for {still_s:.0f} s"

@@ -37,6 +37,14 @@ while True:
     time.sleep(0.002)
 """
 
+# It hears nothing more, and has not ended: a process that was killed and still gives back its GPU.
+DEAF = """
+import socket, sys
+_, _, link, channel = map(int, sys.argv[1:5])
+socket.socket(fileno=link).close()
+socket.socket(fileno=channel).recv(1)
+"""
+
 
 @contextmanager
 def running(size: int, command: str = ECHO) -> Iterator[Followers]:
@@ -165,3 +173,10 @@ def test_a_rank_beats_by_itself() -> None:
     beaten = threading.Event()
     beat(beaten.set)
     assert beaten.wait(60)
+
+
+def test_one_that_is_cut_off_is_named_before_it_has_ended() -> None:
+    with running(2, DEAF) as followers:
+        with pytest.raises(RankLostError, match=r"rank 1 \(pid \d+\) takes no more passes") as raised:
+            send_for_ever(followers)
+        assert followers.problem() == str(raised.value)
