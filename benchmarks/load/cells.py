@@ -96,12 +96,12 @@ CELLS: Mapping[str, Cell] = {
     "fp8-chat-36": Cell("fp8 chat 36/s", "fp8", chat(36)),
     "long-cold": Cell("long prompts x0.8", "bf16", long_prompts(0.8), goal=LONG_GOAL),
     "long-known": Cell("long prompts x0.8, known", "bf16", long_prompts(0.8), goal=LONG_GOAL, before=long_prompts(0.5)),
-    "chat-16": Cell("chat 16/s", "bf16", chat(16)),
-    "chat-28": Cell("chat 28/s", "bf16", chat(28)),
-    "chat-40": Cell("chat 40/s", "bf16", chat(40)),
+    "chat-16": Cell("chat 16/s", "bf16", chat(16), seconds=20.0),
+    "chat-28": Cell("chat 28/s", "bf16", chat(28), seconds=20.0),
+    "chat-40": Cell("chat 40/s", "bf16", chat(40), seconds=20.0),
     "long-x1": Cell("long prompts x1", "bf16", long_prompts(1.0)),
-    "long-x1.6": Cell("long prompts x1.6", "bf16", long_prompts(1.6)),
-    "agents-2": Cell("agents 2/s", "bf16", agents(2)),
+    "long-x1.6": Cell("long prompts x1.6", "bf16", long_prompts(1.6), seconds=35.0),
+    "agents-2": Cell("agents 2/s", "bf16", agents(2), seconds=20.0),
 }
 
 TWO_CARDS = ("chat-16", "chat-28", "chat-40", "long-x1", "long-x1.6", "agents-2")  # in the order in which they are sent
