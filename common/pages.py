@@ -201,7 +201,7 @@ def _first_fit(parts: Sequence[PagePart], block_bytes: int, block_size: int) -> 
     """The first block with room takes a layer's part, so the same parts lie alike everywhere."""
     used, places = list[int](), Places()
     for part in parts:
-        size = _aligned(part.block_bytes(block_size) // part.layers)
+        size = _aligned(part.block_bytes(block_size) // max(1, part.layers))
         if size > block_bytes:
             return []
         places.append([])

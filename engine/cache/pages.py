@@ -124,11 +124,13 @@ def layout_of(
 ) -> KVLayout:
     """Return a layout of `cache.num_blocks` blocks with these parts, or of as many as fit into `memory` bytes.
 
-    `stages`: the parts of all stages. An entry has as many blocks as in the one that needs most, since ids are the same in all.
+    `stages`: the parts of all stages. An entry has as many blocks as in the one that needs most, and blocks of tokens have a
+    size that suits all of them, since ids are the same in all.
 
     Raises ValueError when no block fits, not a state with a block of tokens, or the wanted context is less than a block.
     """
-    size = cache.block_size or block_size(parts)
+    stages = stages or [parts]
+    size = cache.block_size or block_size(stages)
     if max_model_len is not None and max_model_len < size:
         raise ValueError(
             f"max_model_len = {max_model_len} is less than a block of {size} positions: give a longer --max-model-len"
@@ -136,7 +138,7 @@ def layout_of(
         )
     tokens = _kept_for_ever(parts)
     block_bytes = _bytes(tokens, size)
-    groups = _groups(parts, stages or [parts], size)
+    groups = _groups(parts, stages, size)
     num_blocks = cache.num_blocks or memory // block_bytes
     if num_blocks <= 0:
         raise ValueError(
@@ -163,19 +165,23 @@ def _groups(parts: Sequence[PagePart], stages: Sequence[Sequence[PagePart]], siz
         if kind is Keeps.ALL:
             continue
         own = [part for part in parts if keeps(part) is kind]
-        num_blocks = max(blocks_of_an_entry(stage, kind, size) for stage in stages)
+        if not (num_blocks := blocks_of_an_entry(stages, kind, size)):
+            raise ValueError(_too_large(stages, kind, size))
         window = max(part.window for part in own)
         group = KVGroup(keeps=kind, parts=tuple(own), blocks_per_entry=num_blocks, window=window)
         groups.append(msgspec.structs.replace(group, most_entries=group_of(group, size).most))
     return tuple(groups)
 
 
-def blocks_of_an_entry(parts: Sequence[PagePart], kind: Keeps, size: int) -> int:
-    """Return the blocks of an entry of this group. Raises ValueError where a layer's share of it is more than a block."""
-    own, block_bytes = [part for part in parts if keeps(part) is kind], _bytes(_kept_for_ever(parts), size)
-    if not (places := entry_places(own, block_bytes, size)):
-        raise ValueError(_too_large(parts, own, block_bytes, size))
-    return _num_blocks(places)
+def blocks_of_an_entry(stages: Sequence[Sequence[PagePart]], kind: Keeps, size: int) -> int:
+    """Return the blocks of an entry of this group, as many as the stage with most needs; 0: a layer's share exceeds a block."""
+    most = 0
+    for parts in stages:
+        own = [part for part in parts if keeps(part) is kind]
+        if not (places := entry_places(own, _bytes(_kept_for_ever(parts), size), size)):
+            return 0
+        most = max(most, _num_blocks(places))
+    return most
 
 
 def last_block(model: ModelSpec, dtype: str, size: int) -> int | None:
@@ -183,29 +189,32 @@ def last_block(model: ModelSpec, dtype: str, size: int) -> int | None:
     kept = next(layer for layer in reversed(model.layers) if layer.attention is not None).kept
     if not kept or not kept[0].window:
         return None
-    return blocks_of_an_entry(parts_of_stages(model, dtype)[-1], Keeps.WINDOW, size) - 1  # layers follow one another
+    return blocks_of_an_entry(parts_of_stages(model, dtype)[-1:], Keeps.WINDOW, size) - 1  # layers follow one another
 
 
-def _too_large(parts: Sequence[PagePart], own: Sequence[PagePart], block_bytes: int, size: int) -> str:
+def _too_large(stages: Sequence[Sequence[PagePart]], kind: Keeps, size: int) -> str:
     """Reason for which no block has room for a layer's share, and the remedy."""
-    tokens = _kept_for_ever(parts)
-    wanted = next((more for more in _sizes() if entry_places(own, _bytes(tokens, more), more)), None)
-    what = "a layer's state" if keeps(own[0]) is Keeps.STATE else "a layer with a window keeps in one"
+    block_bytes = min(_bytes(_kept_for_ever(parts), size) for parts in stages)
+    wanted = next((more for more in _sizes() if blocks_of_an_entry(stages, kind, more)), None)
+    what = "a layer's state" if kind is Keeps.STATE else "a layer with a window keeps in one"
     remedy = f"give it block_size = {wanted} or more" if wanted else "no size of blocks will do"
     return f"a block of {size} tokens has {block_bytes} bytes, less than {what}: {remedy}"
 
 
-def block_size(parts: Sequence[PagePart]) -> int:
-    """Return 16, or with states the smallest size whose blocks waste little of a state, else the least wasteful."""
-    tokens, states = _kept_for_ever(parts), [part for part in parts if not part.per_token]
-    if not states:
+def block_size(stages: Sequence[Sequence[PagePart]]) -> int:
+    """Return 16, or with states the smallest size whose blocks waste little of a state, else the least wasteful.
+
+    `stages`: their parts; what all of them waste counts.
+    """
+    needed = sum(part.block_bytes(1) for parts in stages for part in parts if not part.per_token)
+    if not needed:
         return DEFAULT_BLOCK_SIZE
     wasted = {}
     for size in _sizes():
-        block_bytes = _bytes(tokens, size)
-        if num := _num_blocks(entry_places(states, block_bytes, size)):
-            wasted[size] = num * block_bytes - _bytes(states, 1)
-            if wasted[size] <= MAX_STATE_WASTE * _bytes(states, 1):
+        block_bytes = sum(_bytes(_kept_for_ever(parts), size) for parts in stages)
+        if num := blocks_of_an_entry(stages, Keeps.STATE, size):
+            wasted[size] = num * block_bytes - needed
+            if wasted[size] <= MAX_STATE_WASTE * needed:
                 return size
     return min(wasted, key=lambda size: wasted[size], default=MAX_BLOCK_SIZE)
 

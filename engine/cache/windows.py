@@ -54,7 +54,7 @@ def _fits(parts: list[PagePart], asked: int | None, longest: int) -> bool:
     windowed = [part for part in parts if part.window]
     if not tokens:
         return False
-    size = asked or block_size(parts)
+    size = asked or block_size([parts])
     block_bytes = sum(part.block_bytes(size) for part in tokens)
     places = entry_places(windowed, block_bytes, size)
     if not places or Window(block_size=size, window=windowed[0].window).most * size > longest:

@@ -26,7 +26,8 @@ def for_stage(model: ModelSpec, number: int, count: int) -> ModelSpec:
         raise UnsupportedModelError(f"{FLAG} {count}: {why} aren't cut into stages yet: take 1")
     ranges = tuple(_layers(model, each, count) for each in range(count))
     for layers in ranges:
-        if not (kept := model.kept_within(layers)):
+        kept = [each for each in model.kept_within(layers) if each.per_token]
+        if not kept:
             raise UnsupportedModelError(
                 f"{FLAG} {count}: a stage of {len(layers)} of {model.num_layers} layers keeps no keys and values: take fewer"
             )
@@ -56,8 +57,6 @@ def _layers(model: ModelSpec, number: int, count: int) -> range:
 
 def _whole(model: ModelSpec) -> str:
     """The part of the model that keeps it whole; "" if layers are all that it has."""
-    if model.has_state:
-        return "layers with recurrent states"
     if model.altup is not None:
         return "several residual streams"
     if model.embedding.layer_inputs is not None:

@@ -57,3 +57,24 @@ async def test_windows_in_blocks_of_their_own_are_handed_over(prefill: int, deco
     await check(
         tmp_path, prefill=prefill, decode=decode, model=model, are_stages=(STAGES, STAGES), flags=["--block-size", "8"]
     )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("prefill", "decode"), [(1, 2), (2, 1), (2, 4), (4, 2)])
+@pytest.mark.parametrize("name", ["falcon_h1", "qwen3_next"])
+async def test_states_are_handed_over(name: str, prefill: int, decode: int, tmp_path: Path) -> None:
+    """Each stage has those of its layers: in Qwen3-Next of three of four, beside the keys and values of the fourth."""
+    case = next(case for case in CASES if case.name == name)
+    fields = {key: value for key, value in case.fields.items() if key != "layer_types"} | {"num_hidden_layers": 16}
+    model = replace(case, fields=fields).build(tmp_path / name)
+    await check(tmp_path, prefill=prefill, decode=decode, model=model, are_stages=(STAGES, STAGES))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("are_stages", [(STAGES, RANKS), (RANKS, STAGES)])
+async def test_states_go_between_stages_and_ranks(are_stages: tuple[bool, bool], tmp_path: Path) -> None:
+    case = next(case for case in CASES if case.name == "qwen3_next")
+    fields = {key: value for key, value in case.fields.items() if key != "layer_types"} | {"num_hidden_layers": 8}
+    model = replace(case, fields=fields).build(tmp_path / "model")
+    flags = ["--block-size", "32"]  # the smaller keys of a rank would ask for larger blocks
+    await check(tmp_path, prefill=2, decode=2, model=model, are_stages=are_stages, flags=flags)

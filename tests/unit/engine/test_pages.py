@@ -133,11 +133,28 @@ def test_blocks_are_as_large_as_a_state_needs_without_much_waste() -> None:
     keys = PagePart(layers=10, planes=2, heads=2, dim=256, dtype="bfloat16")  # of Qwen3.5-35B-A3B
     state = PagePart(layers=30, planes=1, heads=32, dim=128 * 128, dtype="float32", per_token=False)
 
-    assert block_size([keys]) == 16
-    assert block_size([keys, state]) == 128  # of 2.5 MiB, with 2 MiB of a state
-    assert block_size([keys, msgspec.structs.replace(state, heads=16)]) == 64
+    assert block_size([[keys]]) == 16
+    assert block_size([[keys, state]]) == 128  # of 2.5 MiB, with 2 MiB of a state
+    assert block_size([[keys, msgspec.structs.replace(state, heads=16)]]) == 64
     keys, state = (msgspec.structs.replace(part, layers=part.layers * 6 // 5) for part in (keys, state))
-    assert block_size([keys, state]) == 256  # of 6 MiB: three layers' states and nothing else
+    assert block_size([[keys, state]]) == 256  # of 6 MiB: three layers' states and nothing else
+
+
+def test_blocks_have_the_size_that_suits_all_stages() -> None:
+    """One has a layer's keys beside three states, one two layers' beside two, which alone would have half as many tokens."""
+    keys = PagePart(layers=3, planes=2, heads=2, dim=256, dtype="bfloat16", all_layers=3)
+    state = PagePart(layers=5, planes=1, heads=16, dim=64 * 128, dtype="float32", per_token=False, all_layers=5)
+    first, second = (
+        [msgspec.structs.replace(keys, layers=own), msgspec.structs.replace(state, layers=states)]
+        for own, states in ((1, 3), (2, 2))
+    )
+
+    assert (block_size([first]), block_size([second])) == (256, 128)
+    layouts = [layout_of(own, replace(CONFIG, block_size=None), 0, stages=[first, second]) for own in (first, second)]
+    assert [layout.block_size for layout in layouts] == [256, 256]
+    assert [layout.groups[0].blocks_per_entry for layout in layouts] == [3, 3]
+    with pytest.raises(ValueError, match="less than a layer's state: give it block_size = 256 or more"):
+        layout_of(second, replace(CONFIG, block_size=128), 0, stages=[first, second])
 
 
 @pytest.mark.parametrize("convolutions", [10, 18])  # of LFM2-1.2B and LFM2-8B-A1B

@@ -42,6 +42,9 @@ DEEP = [
     ("cohere2", 8, 2),
     ("deepseek_v3", 5, 3),
 ]
+# The first layer of Qwen3-Next that keeps keys and values is the fourth of four; Falcon-H1 has both in each layer. Where Jamba
+# is cut, one stage has two layers with states, and the other one.
+HYBRID = [("falcon_h1", 5, 4), ("qwen3_next", 8, 2), ("qwen3_next", 16, 4), ("jamba", 5, 2)]
 ALIKE = {"disable_hybrid_kv_cache_manager": True}  # layers with a window keep all
 
 
@@ -87,14 +90,41 @@ def test_two_stages_generate_what_one_does(case: Case, tmp_path: Path) -> None:
 )
 def test_more_layers_and_stages_generate_what_one_does(name: str, layers: int, count: int, tmp_path: Path) -> None:
     """Layers with a window have blocks of their own, of which the stage that needs most decides how many an entry has."""
-    case = _case(name)
-    fields = {key: value for key, value in case.fields.items() if key != "layer_types"} | {"num_hidden_layers": layers}
-    cache = CacheConfig(num_blocks=400, block_size=8)
-    config = EngineConfig(
-        model=replace(case, fields=fields).build(tmp_path), max_model_len=case.max_model_len, cache=cache
-    )
+    config = _deep(name, layers, tmp_path, block_size=8)
     stages, alone = engine_of_stages(config, count), Engine(config)
     assert generated(stages) == generated(alone)
+    _check_layouts(stages, alone)
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "count"),
+    [pytest.param(*each, marks=[] if number < 2 else [pytest.mark.long]) for number, each in enumerate(HYBRID)],
+)
+def test_states_are_in_the_stages_of_their_layers(name: str, layers: int, count: int, tmp_path: Path) -> None:
+    """Through chunks, checkpoints that others go on from, preemption, and drafts, which leave a state behind each token."""
+    config = _deep(name, layers, tmp_path, block_size=32)
+    stages, alone = engine_of_stages(config, count), Engine(config)
+    answers = generated(alone)
+    assert generated(stages) == answers
+    assert answers[-2] != [0], "it went on from a checkpoint"
+    _check_layouts(stages, alone)
+    said = Generator(alone).run(asked())
+    known = {tuple(sequence.token_ids): answer for sequence, answer in zip(asked(), said, strict=True)}
+    drafting = Generator(stages, draft=Drafts(known, wrong=0.2))
+    assert drafting.run(asked()) == said
+    assert sum(drafting.accepted) > 9
+
+
+def _deep(name: str, layers: int, folder: Path, *, block_size: int) -> EngineConfig:
+    case = _case(name)
+    fields = {key: value for key, value in case.fields.items() if key != "layer_types"} | {"num_hidden_layers": layers}
+    cache = CacheConfig(num_blocks=400, block_size=block_size)
+    model = replace(case, fields=fields).build(folder)
+    return EngineConfig(model=model, max_model_len=case.max_model_len, cache=cache)
+
+
+def _check_layouts(stages: Engine, alone: Engine) -> None:
+    """An entry has as many blocks in each stage, and together they keep what one process does."""
     layouts = [stages.layout, *(engine.layout for engine in threads_of(stages).engines)]
     assert {tuple(group.blocks_per_entry for group in layout.groups) for layout in layouts} == {
         tuple(group.blocks_per_entry for group in stages.layout.groups)
