@@ -56,7 +56,7 @@ from tests.unit.engine.families.catalogue import CASES
         (["-pp", "2", "--model-impl", "transformers"], "--pipeline-parallel-size 2: transformers computes a model"),
         (["-pp", "2", "--speculative-config", '{"method": "mtp"}'], "draft heads and models aren't cut into stages"),
         (["-pp", "2", "--model", "/no/such"], "/no/such"),
-        (["-pp", "2", "--model", "states"], "layers with recurrent states aren't cut into stages yet: take 1"),
+        (["-pp", "2", "--model", "states"], "2: a stage of 2 of 4 layers keeps no keys and values: take fewer"),
     ],
 )
 def test_what_ranks_cannot_share_is_refused_with_the_flag_and_a_remedy(
