@@ -186,7 +186,7 @@ class Engine:
 
     def _graph_sizes(self) -> list[GraphSize]:
         longest = min(self.config.max_batch_tokens, self.max_model_len)
-        return graph_sizes(self.config.max_sequences, longest) if self._decoder.can_be_captured else []
+        return graph_sizes(self.config.max_sequences, longest)
 
     def _capture(self, sizes: SequenceOf[GraphSize]) -> dict[int, float]:
         """Capture passes and drafts; return the drafts' milliseconds."""

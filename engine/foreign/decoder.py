@@ -3,15 +3,17 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from engine.batch.batch import ForwardBatch
-from engine.foreign.trial import NAME, Call, calls_of, read_config, register, spec_of
+from engine.foreign.trial import NAME, Call, read_config, register, spec_of, tried
+from engine.foreign.watching import waiting_in
 from engine.kernels.attention import HeadShape, Scores, needs_qkv, paged_attention
 from engine.kernels.codes import opened
 from engine.kernels.rope import Heads, rope_and_write_kv
@@ -26,12 +28,11 @@ log = logging.getLogger("baton.engine")
 class ForeignDecoder:
     """The decoder. It knows the model's shape once built; `load` reads the weights. Raises UnsupportedModelError."""
 
-    can_be_captured = False
-
     def __init__(self, folder: Path) -> None:
         register()
         self._folder, self._config = folder, read_config(folder)
-        self._calls = calls_of(self._config)
+        found = tried(self._config)
+        self._calls, self._obstacle = found.calls, found.obstacle
         self.spec: ModelSpec = spec_of(self._config, self._calls)
         self._pass: tuple[ForwardBatch, Sequence[torch.Tensor]] | None = None
 
@@ -52,6 +53,7 @@ class ForeignDecoder:
             local_files_only=True,  # whatever else the folder names
         )
         self._network: Any = network.eval().to(device)
+        self._takes_rows = "logits_to_keep" in inspect.signature(network.forward).parameters
         for layer, places, call in zip(spec.layers, spec.places, self._calls, strict=True):
             site = _Site(
                 self, call, places, factors if isinstance(layer.mixer, AttentionSpec) and layer.mixer.codes else None
@@ -65,15 +67,22 @@ class ForeignDecoder:
         """As `Decoder.forward`."""
         ids = batch.tokens.ids()
         rows = torch.arange(len(ids), device=ids.device) if batch.sampled_rows is None else batch.sampled_rows.long()
+        asked = {"logits_to_keep": rows} if self._takes_rows else {}
         self._pass = batch, parts
         try:
-            answer = self._network(input_ids=ids[None], position_ids=batch.positions.long()[None], use_cache=False)
+            answer = self._network(
+                input_ids=ids[None], position_ids=batch.positions.long()[None], use_cache=False, **asked
+            )
         finally:
             self._pass = None
         if not batch.num_sampled:
             return None
-        found: torch.Tensor = answer.logits[0].index_select(0, rows).to(self.weights.dtype)
-        return found if logits is None else logits.copy_(found)
+        found: torch.Tensor = answer.logits[0] if self._takes_rows else answer.logits[0].index_select(0, rows)
+        return found.to(self.weights.dtype) if logits is None else logits.copy_(found)
+
+    def obstacle(self, rehearse: Callable[[], None]) -> str:
+        """Return why no pass can be captured, "" if all can. `rehearse` launches each kind, the second time at least."""
+        return self._obstacle or waiting_in(rehearse)
 
     def with_a_layer_of_each_kind(self) -> ForeignDecoder:
         return self
@@ -96,7 +105,13 @@ class _Site:
         self._shape = HeadShape(call.num_heads, call.num_kv_heads, call.head_dim)
 
     def __call__(
-        self, module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: object, **named: Any
+        self,
+        module: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        attention_mask: object = None,
+        **named: Any,
     ) -> torch.Tensor:
         """`q` [1, Hq, T, D], `k` and `v` [1, Hkv, T, D] -> [1, T, Hq, D]."""
         batch, parts = self._decoder.now

@@ -1,8 +1,9 @@
 # mypy: allow-untyped-calls
-"""Attention calls of a `transformers` model, found by a pass on the meta device. Refuses unsupported ones."""
+"""Attention calls of a `transformers` model, found by passes on the meta device. Refuses unsupported ones."""
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,18 +12,21 @@ from typing import Any
 
 import torch
 
+from engine.foreign.watching import Watch
 from engine.kernels.attention import HeadShape
 from engine.spec.attention import AttentionSpec, ScoreSpec
 from engine.spec.ends import HeadSpec
 from engine.spec.model import GatedMlpSpec, LayerSpec, ModelSpec, UnsupportedModelError
 
 NAME = "baton"
-TRIAL_TOKENS = 3
+TRIAL_TOKENS = 3, 5
+TRIAL_DTYPE = torch.bfloat16  # products of grouped experts exist in no other one there
 # The longest sequence of a batch determines it.
 _UNKNOWABLE_ROPES = ("dynamic", "longrope")
 # Arguments of attention functions that don't affect the arithmetic here.
 _IDLE = {"dropout", "is_causal", "position_ids", "cache_position", "output_attentions", "use_cache", "cu_seq_lens_q"} | {
     "cu_seq_lens_k", "max_length_q", "max_length_k", "position_embeddings", "logits_to_keep", "target_dtype",
+    "output_router_logits",
 }  # fmt: skip
 
 
@@ -76,35 +80,50 @@ def read_config(folder: Path) -> Any:
     return config
 
 
-def calls_of(config: Any) -> list[Call]:
-    """Each layer's call, in order. Raises UnsupportedModelError with the obstacle."""
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """The findings of passes without numbers."""
+
+    calls: list[Call]  # each layer's, in order
+    obstacle: str  # to captured graphs; "": none is known
+
+
+def tried(config: Any) -> Trial:
+    """Try a model. Raises UnsupportedModelError with what it can't be served for."""
     from transformers import AutoModelForCausalLM
 
     try:
         with torch.device("meta"):
-            network = AutoModelForCausalLM.from_config(config, attn_implementation=NAME, dtype=torch.float32).eval()
+            its = copy.deepcopy(config)  # gets the trial's dtype
+            network = AutoModelForCausalLM.from_config(its, attn_implementation=NAME, dtype=TRIAL_DTYPE).eval()
     except Exception as error:  # arbitrary code of an unknown model
         said = " ".join(str(error).split())[:300]
         raise UnsupportedModelError(f"{_name(config)} has no attention that can be replaced: {said}") from error
-    calls: list[Call] = []
+    passes: list[list[Call]] = []
     names = {module: name for name, module in network.named_modules()}
 
-    def record(module: Any, q: Any, k: Any, v: Any, mask: Any, **named: Any) -> torch.Tensor:
-        calls.append(_call(names[module], q, k, v, mask, named))
+    def record(module: Any, q: Any, k: Any, v: Any, attention_mask: Any = None, **named: Any) -> torch.Tensor:
+        if getattr(module, "is_causal", True) is False:
+            raise UnsupportedModelError(f"{names[module]} attends to later tokens, too, which is not supported")
+        passes[-1].append(_call(names[module], q, k, v, attention_mask, named))
         return torch.empty_like(q).transpose(1, 2)
 
     for module in names:
         module.baton = record
-    ids = torch.zeros((1, TRIAL_TOKENS), dtype=torch.int64, device="meta")
+    watch = Watch(network)
     try:
-        with torch.inference_mode():
-            network(input_ids=ids, position_ids=torch.arange(TRIAL_TOKENS, device="meta")[None], use_cache=False)
+        with torch.inference_mode(), watch:
+            for count in TRIAL_TOKENS:
+                passes.append([])
+                positions = torch.arange(count, device="meta")[None]
+                network(input_ids=torch.zeros_like(positions), position_ids=positions, use_cache=False)
+                watch.next()
     except UnsupportedModelError:
         raise
     except Exception as error:  # arbitrary code of an unknown model
         raise UnsupportedModelError(f"{_name(config)} can't be tried with transformers: {str(error)[:200]}") from error
-    _check(config, network, calls)
-    return calls
+    _check(config, network, passes[-1])
+    return Trial(passes[-1], watch.obstacle())
 
 
 def spec_of(config: Any, calls: list[Call]) -> ModelSpec:

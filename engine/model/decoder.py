@@ -74,8 +74,6 @@ class Layer:
 class Decoder:
     """Layers and their weights, uninitialised until loaded. One thread at a time."""
 
-    can_be_captured = True
-
     def __init__(
         self,
         spec: ModelSpec,
@@ -155,6 +153,10 @@ class Decoder:
         if self.spec.vocab_size % self.group.size:  # no rank waited for the others' logits
             self._meet()
         return found
+
+    def obstacle(self, rehearse: Callable[[], None]) -> str:
+        """No pass of ours has one to being captured."""
+        return ""
 
     def _begun(self, batch: ForwardBatch) -> Stream:
         if self._embedding is not None:

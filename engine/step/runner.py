@@ -10,7 +10,8 @@ buffer for inputs: the stream orders a pass's copy after the pass before it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
 from typing import Any, Protocol
 
@@ -30,6 +31,8 @@ from engine.step.singles import pack_singles
 from engine.step.staging import NewestTokens, Staging
 from engine.weights.parameters import Weights
 
+log = logging.getLogger("baton.engine")
+
 INPUT_WORDS = 1 << 16  # capacity for everything except block tables
 
 
@@ -46,6 +49,10 @@ class Decoder(Protocol):
 
         The result is in `logits` if that is given.
         """
+        ...
+
+    def obstacle(self, rehearse: Callable[[], None]) -> str:
+        """Return why no pass of this decoder can be captured; "": all can. `rehearse` launches a pass of each kind."""
         ...
 
 
@@ -148,7 +155,13 @@ class Runner:
 
     @torch.inference_mode()
     def capture(self, sizes: SequenceOf[GraphSize]) -> None:
-        """Capture a pass of each size; those with prompts only if attention uses TMA, and not with MLA."""
+        """Capture a pass of each size; those with prompts only if attention uses TMA, and not with MLA.
+
+        None if the decoder knows an obstacle.
+        """
+        if why := self._decoder.obstacle(functools.partial(self.rehearse, sizes)):
+            log.warning("engine.not_captured", extra={"why": why})
+            return
         for size, batch in self.empty_passes(sizes):
             self.graphs.capture(size, functools.partial(self._forward_into, batch))
 

@@ -134,6 +134,7 @@ class Card:
         self.graph: Graph | None = None
         self.num_ops = 0
         self._may_wait = True
+        self.sync_debug_mode: int | str = 0
         self.pinned = PinnedMemory()
 
     @contextmanager
@@ -151,6 +152,8 @@ class Card:
             raise CardError(f"{what} waits for the card while a graph is captured")
         if not self._may_wait:
             raise CardError(f"{what} waits for the card")
+        if self.sync_debug_mode == "error":
+            raise RuntimeError("called a synchronizing CUDA operation")
         self.pinned.finish(self.pinned.begun())
 
     def launch(self, kernel: Any, grid: tuple[int, ...], variant: object, *arguments: Any, **options: Any) -> None:
@@ -240,7 +243,8 @@ class Card:
             index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]
         )
         by_counts = packet is aten.repeat_interleave and op is not aten.repeat_interleave.self_int
-        if packet in WAITS or by_mask or by_counts:
+        in_a_loop = packet is aten._grouped_mm and given[0].dtype != torch.bfloat16  # a product for each group
+        if packet in WAITS or by_mask or by_counts or in_a_loop:
             self.wait(str(op))
 
     def copy(self, into: torch.Tensor, source: torch.Tensor, asks_not_to_wait: bool) -> torch.Tensor:
@@ -378,6 +382,8 @@ def made_up(kernels: Callable[..., None], *, capability: tuple[int, int] = HOPPE
         "Stream": lambda *_, **named: stream,
         "current_stream": lambda device=None: stream,
         "stream": lambda stream: nullcontext(),
+        "get_sync_debug_mode": lambda: card.sync_debug_mode,
+        "set_sync_debug_mode": lambda mode: setattr(card, "sync_debug_mode", mode),
         "synchronize": lambda device=None: card.wait("torch.cuda.synchronize"),
         "CUDAGraph": Graph,
         "graph": captured,

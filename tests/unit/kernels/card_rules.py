@@ -12,7 +12,7 @@ aten = torch.ops.aten
 # Their results' shapes, or Python itself, depend on numbers that the card has.
 WAITS = {
     aten._local_scalar_dense, aten.item, aten.is_nonzero, aten.equal, aten.allclose, aten.nonzero, aten.argwhere,
-    aten.masked_select, aten._unique2, aten.unique_dim, aten.unique_consecutive, aten.bincount, aten.histc,
+    aten.masked_select, aten._unique2, aten.unique_dim, aten.unique_consecutive, aten.bincount,
 }  # fmt: skip
 MOVES = {aten.to, aten._to_copy}
 BY_INDEX = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index}
@@ -61,8 +61,16 @@ def _mm_in_float32(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype) -> 
     return a.float() @ b.float()
 
 
+def _histc(x: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0) -> torch.Tensor:
+    """Of whole numbers, too, and without asking for the bounds."""
+    if min == max:
+        raise CardError("histc without bounds waits for the card")
+    return x.float().histc(bins, min, max).to(x.dtype)
+
+
 # What a card computes and a CPU does not, or what a card's library refuses.
 ON_CARD: dict[Any, Callable[..., torch.Tensor]] = {
     aten._scaled_mm.default: _scaled_mm,
     aten.mm.dtype: _mm_in_float32,
+    aten.histc.default: _histc,
 }

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from engine.config import CacheConfig, EngineConfig
 from engine.engine import Engine
 from engine.kernels import triton_norm
 from tests.gpu.waves import WITH_STATES, run_both_ways
+from tests.unit.engine.families import foreign
 from tests.unit.engine.families.case import Case
 from tests.unit.kernels import dry
 from tests.unit.kernels.card import CARD, Card, CardError, made_up
@@ -61,6 +63,25 @@ def test_scales_of_the_smallest_blocks_begin_anywhere(tmp_path: Path) -> None:
         )
     assert launches.count > 500
     assert not launches.wrong
+
+
+@pytest.mark.parametrize(("dtype", "obstacle"), [("bfloat16", ""), ("float16", "wait for the GPU: .*grouped_mm")])
+def test_models_of_transformers_are_captured_where_nothing_waits(
+    dtype: str, obstacle: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Groups' products in float16 are a loop on the host in torch."""
+    case = next(case for case in foreign.CASES if case.name == "by transformers: qwen3_moe")
+    launches, cache = dry.Launches(), CacheConfig(num_blocks=300)
+    model = case.build(tmp_path)
+    with dry.dry(launches) as card:
+        engine = Engine(
+            EngineConfig(model=model, device="cuda", dtype=dtype, model_impl=case.model_impl, **FEW_GRAPHS, cache=cache)
+        )
+        assert card.sync_debug_mode == 0
+    whys = [vars(record)["why"] for record in caplog.records if record.message == "engine.not_captured"]
+    assert bool(engine._runner.graphs.sizes) == (not obstacle)
+    assert len(whys) == bool(obstacle)
+    assert all(re.search(obstacle, why) for why in whys)
 
 
 @pytest.mark.long

@@ -12,6 +12,12 @@ CASES: tuple[Case, ...] = (
     Case(name="by transformers: nemotron", config="NemotronConfig", fields={"head_dim": 16}, **BY_TRANSFORMERS),
     Case(name="by transformers: helium", config="HeliumConfig", fields={"head_dim": 16}, **BY_TRANSFORMERS),
     Case(name="by transformers: stablelm", config="StableLmConfig", fields={"use_qkv_bias": True}, **BY_TRANSFORMERS),
+    Case(
+        name="by transformers: qwen3_moe",
+        config="Qwen3MoeConfig",
+        fields={"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
+        **BY_TRANSFORMERS,
+    ),
     Case(name="by transformers: apertus", config="ApertusConfig", **BY_TRANSFORMERS),
     Case(
         name="by transformers: gemma2",

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
 
 from engine.config import EngineConfig
 from engine.foreign import ForeignDecoder, is_foreign
+from engine.foreign.trial import read_config, register, tried
 from engine.spec.model import UnsupportedModelError
 from tests.unit.engine.families.case import SHAPE, Case
 
@@ -71,3 +74,73 @@ def test_without_the_package_it_says_what_to_install(tmp_path: Path, monkeypatch
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="pip install 'transformers"):
         is_foreign(EngineConfig(model=tmp_path, model_impl="transformers"))
+
+
+class Grows(torch.nn.Module):
+    """Keeps the rows of its longest pass: graphs of shorter ones would read memory that it gave back."""
+
+    rows: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.rows is None or len(self.rows) < x.shape[1]:
+            self.rows = torch.zeros(x.shape[1], 1, device=x.device, dtype=x.dtype)
+        return x + self.rows[: x.shape[1]]
+
+
+class Counts(torch.nn.Module):
+    """Knows in Python how many passes there were."""
+
+    passes = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.passes += 1
+        return x * self.passes
+
+
+class Brings(torch.nn.Module):
+    """Copies factors of the host in each pass."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.ones(x.shape[1], 1).to(x.device, non_blocking=True)
+
+
+class Settles(torch.nn.Module):
+    """Makes a table in its first pass."""
+
+    table: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.table is None:
+            self.table = torch.ones(1, device=x.device, dtype=x.dtype)
+        return x * self.table
+
+
+@pytest.mark.parametrize(
+    ("part", "obstacle"),
+    [
+        (Grows, r"its passes change rows of model\.layers\.0\."),
+        (Counts, r"its passes change passes of model\.layers\.0\."),
+        (Brings, r"its passes bring numbers from the host \(aten\."),
+        (Settles, "^$"),
+    ],
+)
+def test_what_graphs_can_not_hold_is_found_without_a_gpu(
+    part: type[torch.nn.Module], obstacle: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Case(name="llama", config="LlamaConfig").config_object().save_pretrained(tmp_path)
+    monkeypatch.setattr(transformers.models.llama.modeling_llama, "LlamaRMSNorm", lambda *_, **__: part())
+    register()
+    assert re.search(obstacle, tried(read_config(tmp_path)).obstacle)
+
+
+def test_a_checkpoint_keeps_its_dtype(tmp_path: Path) -> None:
+    config = Case(name="llama", config="LlamaConfig").config_object()
+    config.dtype = torch.float16
+    config.save_pretrained(tmp_path)
+    assert ForeignDecoder(tmp_path).spec.dtype == "float16"
+
+
+def test_models_that_see_both_ways_are_refused(tmp_path: Path) -> None:
+    Case(name="bert", config="BertConfig").config_object().save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match=r"bert\.encoder.* attends to later tokens"):
+        ForeignDecoder(tmp_path)
