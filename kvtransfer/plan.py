@@ -147,8 +147,8 @@ class Plan:
 
     def lanes(self) -> tuple[Lanes, Lanes]:
         """The 32-bit lanes that move: their indices in the source's block and in the destination's."""
-        source = [_lanes(run.source, run.source_step, run) for run in self.runs]
-        destination = [_lanes(run.destination, run.destination_step, run) for run in self.runs]
+        source = [lanes_at(run.source, run.source_step, run) for run in self.runs]
+        destination = [lanes_at(run.destination, run.destination_step, run) for run in self.runs]
         return np.concatenate([*source, _NONE]), np.concatenate([*destination, _NONE])
 
 
@@ -270,7 +270,8 @@ def _continues(before: Runs, after: Runs) -> bool:
     return before.count == after.count == 1 and ends == (after.source, after.destination)
 
 
-def _lanes(start: int, step: int, run: Runs) -> Lanes:
+def lanes_at(start: int, step: int, run: Runs) -> Lanes:
+    """The indices of a run's 32-bit lanes in its block, at one end: from byte `start` on, `step` apart."""
     if run.num_bytes % LANE_BYTES:
         raise ValueError(f"a run of {run.num_bytes} bytes is no multiple of {LANE_BYTES}")
     first = start // LANE_BYTES + np.arange(run.count)[:, None] * (step // LANE_BYTES)

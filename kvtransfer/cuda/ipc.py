@@ -1,4 +1,4 @@
-"""Transport `cuda_ipc`: one kernel writes a run of blocks straight into a peer's pool on the same host.
+"""Transport `cuda_ipc`: one kernel writes a run of blocks, or a rank's share of them, straight into a peer's pool on the host.
 
 Bytes take NVLink where the GPUs have it, else PCIe; a slow link is logged as a warning. Writes are one-sided: an aborted
 lease's blocks stay in quarantine until the writer answered or its process is gone, which a locked file shows
@@ -14,18 +14,21 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Generic, Self, TypeVar
 
 import torch
 
 from common.messages import KVLayout, Region
 from kvtransfer.cuda.driver import CudaDriverError, SharedMemory, close_shared, open_shared, share
-from kvtransfer.cuda.mover import MAX_BLOCKS, BlockMover, Move, mover_of
+from kvtransfer.cuda.mover import MAX_BLOCKS, BlockMover, Launched, mover_of
+from kvtransfer.cuda.mover import Move as BlockMove
+from kvtransfer.cuda.shares import ShareMove
 from kvtransfer.liveness import SHM_FOLDER, create_locked, host, is_locked, is_name, remove_stale, shared_memory
-from kvtransfer.shares import Share
-from kvtransfer.transport import Link, ShareLink, TransferError, check_run, check_whole, plan_to
+from kvtransfer.shares import Move, Share
+from kvtransfer.transport import Link, ShareLink, TransferError, check_moves, check_run, check_whole, plan_to
 
 log = logging.getLogger("baton.cuda_ipc")
 
@@ -47,8 +50,9 @@ class CudaIpcTransport:
         self._layout: KVLayout | None = None
         self._probe: torch.Tensor | None = None
         self._life: tuple[Path, int] | None = None
-        # The peer's lock file, a new one for each incarnation -> link.
+        # The peer's lock file, a new one for each incarnation -> link. It gets whole blocks, or our share of each.
         self._links: dict[str, CudaIpcLink] = {}
+        self._share_links: dict[str, CudaIpcShareLink] = {}
         self._opening = asyncio.Lock()
         self._gone_since: dict[str, float] = {}  # dead writers by the names of their lock files
         remove_stale(PREFIX)
@@ -89,6 +93,21 @@ class CudaIpcTransport:
 
     async def connect(self, region: Region) -> Link:
         check_whole(plan_to(region, transport=self.name, layout=self._layout), transport=self.name)
+        pool, layout, name = await self._reached(region)
+        async with self._opening:
+            if name not in self._links:
+                self._links[name] = await CudaIpcLink.open(pool, layout, region)
+            return self._links[name]
+
+    async def connect_share(self, region: Region, share: Share) -> ShareLink:
+        pool, layout, name = await self._reached(region)
+        async with self._opening:
+            if name not in self._share_links:
+                self._share_links[name] = await CudaIpcShareLink.open(pool, layout, region, share)
+            return self._share_links[name]
+
+    async def _reached(self, region: Region) -> tuple[torch.Tensor, KVLayout, str]:
+        """Return our pool and its layout, and the name of the peer's lock file. Raises TransferError."""
         assert self._pool is not None
         assert self._layout is not None
         if region.address.get("host") != host():
@@ -97,17 +116,10 @@ class CudaIpcTransport:
         if not is_name(name, PREFIX) or not is_locked(SHM_FOLDER / name):
             raise TransferError("the peer is gone, or its /dev/shm is not ours: cuda_ipc needs a shared IPC namespace")
         async with self._opening:
-            await self._drop_dead_links()
-            if name not in self._links:
-                self._links[name] = await CudaIpcLink.open(self._pool, self._layout, region)
-            return self._links[name]
-
-    async def _drop_dead_links(self) -> None:
-        for name in [name for name in self._links if not is_locked(SHM_FOLDER / name)]:
-            await self._links.pop(name).close()
-
-    async def connect_share(self, region: Region, share: Share) -> ShareLink:
-        raise TransferError(f"transport {self.name} writes whole blocks alone")
+            for links in (self._links, self._share_links):
+                for dead in [each for each in links if not is_locked(SHM_FOLDER / each)]:
+                    await links.pop(dead).close()
+        return self._pool, self._layout, name
 
     def expect(self, lease_id: int, generation: int, blocks: Sequence[int]) -> None:
         """No-op: the writer writes by itself."""
@@ -131,19 +143,23 @@ class CudaIpcTransport:
 
     async def close(self) -> None:
         """Wait for writes in flight, then tell peers that none will follow."""
-        for link in self._links.values():
-            await link.close()
-        self._links.clear()
+        for links in (self._links, self._share_links):
+            for link in links.values():
+                await link.close()
+            links.clear()
         if self._life is not None:
             self._life[0].unlink(missing_ok=True)
             os.close(self._life[1])
             self._life = None
 
 
-class CudaIpcLink:
-    """The peer's mapped pool. At most one push is in flight."""
+Prepared = TypeVar("Prepared", bound=Launched)
 
-    def __init__(self, mover: BlockMover, move: Move, region: Region, target: int, shared: SharedMemory) -> None:
+
+class _Mapped(Generic[Prepared]):
+    """The peer's mapped pool, and what writes into it. At most one launch is in flight."""
+
+    def __init__(self, mover: BlockMover, move: Prepared, region: Region, target: int, shared: SharedMemory) -> None:
         self._mover, self._move = mover, move
         self._num_blocks = region.layout.num_blocks
         self._target, self._shared = target, shared
@@ -152,7 +168,9 @@ class CudaIpcLink:
         self.bandwidth = 0.0
 
     @classmethod
-    async def open(cls, pool: torch.Tensor, layout: KVLayout, region: Region) -> CudaIpcLink:
+    async def _open(
+        cls, pool: torch.Tensor, layout: KVLayout, region: Region, prepare: Callable[[BlockMover, int], Prepared]
+    ) -> Self:
         """Map the peer's pool and measure the link. Raises TransferError."""
         try:
             shared, probe = (
@@ -161,7 +179,7 @@ class CudaIpcLink:
             )
             mover = BlockMover(pool, layout)  # used by the event loop alone
             target = await asyncio.to_thread(mover.on_device, partial(open_shared, shared))
-            move = await asyncio.to_thread(mover.move_to, target)
+            move = await asyncio.to_thread(prepare, mover, target)
             link = cls(mover, move, region, target, shared)
             link.bandwidth = await asyncio.to_thread(_measure, mover, region.layout, probe)
         except (CudaDriverError, KeyError, ValueError) as error:
@@ -170,32 +188,16 @@ class CudaIpcLink:
             log.warning("cuda_ipc.slow_link", extra={"gb_per_s": round(link.bandwidth / 1e9, 1), "expected": "NVLink"})
         return link
 
-    async def push(
-        self,
-        *,
-        lease_id: int,
-        generation: int,
-        source_blocks: Sequence[int],
-        destination_blocks: Sequence[int],
-        timeout_s: float,
-    ) -> bytes:
+    def _check_open(self) -> None:
         if self._closed:
             raise TransferError("the link is closed")
-        check_run(
-            source_blocks, destination_blocks, num_source=self._mover.num_blocks, num_destination=self._num_blocks
-        )
-        digests = []
-        for start in range(0, len(source_blocks), MAX_BLOCKS):
-            part = slice(start, start + MAX_BLOCKS)
-            digests.append(await self._push(source_blocks[part], destination_blocks[part]))
-        return b"".join(digests)
 
-    async def _push(self, source_blocks: Sequence[int], destination_blocks: Sequence[int]) -> bytes:
-        """Write one launch's blocks. A cancelled caller still waits for the end: a launched write can't be stopped."""
+    async def _launched(self, start: Callable[[], None], num_bytes: int) -> bytes:
+        """Return the digests of one launch. A cancelled caller still waits for the end: a launched write can't be stopped."""
         async with self._turn:
             try:
-                self._move.start(source_blocks, destination_blocks)
-                if not self._move.soon(len(source_blocks) * self._mover.block_bytes / self.bandwidth):
+                start()
+                if not self._move.soon(num_bytes / self.bandwidth):
                     waiting = asyncio.ensure_future(self._move.done())
                     try:
                         await asyncio.shield(waiting)
@@ -214,9 +216,65 @@ class CudaIpcLink:
                 self._mover.on_device(partial(close_shared, self._target, self._shared))
 
 
+class CudaIpcLink(_Mapped[BlockMove]):
+    """A peer's pool that takes our blocks whole."""
+
+    @classmethod
+    async def open(cls, pool: torch.Tensor, layout: KVLayout, region: Region) -> CudaIpcLink:
+        """Map the peer's pool and measure the link. Raises TransferError."""
+        return await cls._open(pool, layout, region, lambda mover, target: mover.move_to(target))
+
+    async def push(
+        self,
+        *,
+        lease_id: int,
+        generation: int,
+        source_blocks: Sequence[int],
+        destination_blocks: Sequence[int],
+        timeout_s: float,
+    ) -> bytes:
+        self._check_open()
+        check_run(
+            source_blocks, destination_blocks, num_source=self._mover.num_blocks, num_destination=self._num_blocks
+        )
+        digests = []
+        for first in range(0, len(source_blocks), MAX_BLOCKS):
+            part = slice(first, first + MAX_BLOCKS)
+            start = partial(self._move.start, source_blocks[part], destination_blocks[part])
+            digests.append(await self._launched(start, len(source_blocks[part]) * self._mover.block_bytes))
+        return b"".join(digests)
+
+
+class CudaIpcShareLink(_Mapped[ShareMove]):
+    """The pool of a peer's rank, which takes our share of each block."""
+
+    @classmethod
+    async def open(cls, pool: torch.Tensor, layout: KVLayout, region: Region, share: Share) -> CudaIpcShareLink:
+        """Map the peer's pool and measure the link. Raises TransferError."""
+        return await cls._open(
+            pool, layout, region, lambda mover, target: ShareMove(mover, target, region.layout, share)
+        )
+
+    async def push_moves(self, *, lease_id: int, generation: int, moves: Sequence[Move], timeout_s: float) -> bytes:
+        self._check_open()
+        check_moves(moves, num_source=self._mover.num_blocks, num_destination=self._num_blocks)
+        return b"".join(
+            [
+                await self._launched(partial(self._move.start, some), self._move.num_bytes(some))
+                for some in self._move.launches(moves)
+            ]
+        )
+
+
 def _measure(mover: BlockMover, layout: KVLayout, probe: SharedMemory) -> float:
-    """Push our own first blocks into the peer's probe buffer; bytes/s of the fastest run."""
-    blocks = list(range(min(_probe_blocks(layout), mover.num_blocks)))
+    """Push our own first blocks into the peer's probe buffer; bytes/s of the fastest run.
+
+    None fits where ours are much larger than the peer's, which keeps fewer heads: then the link is taken for a slow one.
+    """
+    room = _probe_blocks(layout) * layout.block_bytes
+    blocks = list(range(min(room // mover.block_bytes, MAX_BLOCKS, mover.num_blocks)))
+    if not blocks:
+        return SLOW_LINK_BYTES_PER_S
     target = mover.on_device(partial(open_shared, probe))
     try:
         move, best = mover.move_to(target), float("inf")

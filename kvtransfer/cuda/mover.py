@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from common.pages import KVLayout
+from common.pages import LANE_BYTES, KVLayout
 from kvtransfer.cuda.driver import launch_graph, use_device
 from kvtransfer.plan import is_sharded, lane_indices
 
@@ -35,32 +35,20 @@ class BlockArray(NamedTuple):
     by_index: bool
 
 
-class Move:
-    """A prepared move of blocks from one array to another, as a single launch.
+class Launched:
+    """A prepared move, as a single launch on a stream, with its request and its answer in host memory.
 
-    `target` None: the blocks are only digested. Use one thread and one move at a time: between `start` and its end only
-    `is_done` and the waits may be called.
+    Use one thread and one move at a time: between its start and its end only `is_done` and the waits may be called.
     """
 
-    def __init__(
-        self,
-        device: torch.device,
-        stream: torch.cuda.Stream | None,
-        *,
-        source: BlockArray,
-        target: BlockArray | None,
-        block_bytes: int,
-        digest: bool,
-        indices: torch.Tensor | None = None,
-    ) -> None:
+    def __init__(self, device: torch.device, stream: torch.cuda.Stream | None, *, words: int) -> None:
+        """`words`: int64 that a request has at most, beside its first."""
         self._device, self._stream = device, stream
-        self._indices = indices
         pinned = stream is not None
         self._request, self._answer = (
-            torch.zeros(1 + MAX_BLOCKS, dtype=torch.int64, pin_memory=pinned) for _ in range(2)
+            torch.zeros(1 + number, dtype=torch.int64, pin_memory=pinned) for number in (words, MAX_BLOCKS)
         )
         self._head = self._request.numpy()
-        self._ids = self._head[1:].view(np.int32).reshape(-1, 2)  # source and target of each block
         self._landed = self._answer.numpy()
         self._sign = self._landed.data
         self._digests = torch.zeros(MAX_BLOCKS, dtype=torch.int64, device=device)
@@ -68,19 +56,15 @@ class Move:
         self._sequence = self._count = 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._thread = 0  # id of the thread that launched last
-        self._way = (source.address, None if target is None else target.address)
-        self._block_lanes = block_bytes // 4
-        self._kind = {
-            "source_ids": source.by_index,
-            "target_ids": target is not None and target.by_index,
-            "digest": digest,
-        }
-        if stream is not None:
-            self._capture()
+
+    def _enqueue(self) -> None:
+        """Launch the kernel on the current stream."""
+        raise NotImplementedError
 
     def _capture(self) -> None:
         """Compile the kernel and capture its launch: launching a graph takes a fraction of the time."""
-        assert self._stream is not None
+        if self._stream is None:
+            return
         torch.cuda.synchronize(self._device)  # the zeros must be written before another stream writes
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             self._enqueue()  # an empty move that triggers compilation
@@ -92,26 +76,10 @@ class Move:
             finally:
                 self._graph.capture_end()
 
-    def _enqueue(self) -> None:
-        move_blocks(
-            self._request,
-            *self._way,
-            self._digests,
-            self._finished,
-            self._answer,
-            indices=self._indices,
-            block_lanes=self._block_lanes,
-            **self._kind,
-        )
-
-    def start(self, source_blocks: Sequence[int] | None, target_blocks: Sequence[int] | None) -> None:
-        """Start moving at most `MAX_BLOCKS` blocks. None: they are contiguous."""
-        for column, blocks in enumerate((source_blocks, target_blocks)):
-            if blocks is not None:
-                self._count = len(blocks)
-                self._ids[: self._count, column] = blocks
+    def _launch(self, count: int) -> None:
+        """Start what the request says of `count` blocks."""
         self._sequence = self._sequence % (2**31 - 1) + 1
-        self._head[0] = self._sequence << 32 | self._count
+        self._head[0] = self._sequence << 32 | count
         if self._stream is not None and self._thread != threading.get_ident():
             use_device(self._device.index or 0)
             self._thread = threading.get_ident()
@@ -164,6 +132,53 @@ class Move:
             await asyncio.sleep(0 if spin else 0.001)
 
 
+class Move(Launched):
+    """A move of blocks from one array to another. `target` None: the blocks are only digested."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        stream: torch.cuda.Stream | None,
+        *,
+        source: BlockArray,
+        target: BlockArray | None,
+        block_bytes: int,
+        digest: bool,
+        indices: torch.Tensor | None = None,
+    ) -> None:
+        super().__init__(device, stream, words=MAX_BLOCKS)
+        self._indices = indices
+        self._ids = self._head[1:].view(np.int32).reshape(-1, 2)  # source and target of each block
+        self._way = (source.address, None if target is None else target.address)
+        self._block_lanes = block_bytes // LANE_BYTES
+        self._kind = {
+            "source_ids": source.by_index,
+            "target_ids": target is not None and target.by_index,
+            "digest": digest,
+        }
+        self._capture()
+
+    def _enqueue(self) -> None:
+        move_blocks(
+            self._request,
+            *self._way,
+            self._digests,
+            self._finished,
+            self._answer,
+            indices=self._indices,
+            block_lanes=self._block_lanes,
+            **self._kind,
+        )
+
+    def start(self, source_blocks: Sequence[int] | None, target_blocks: Sequence[int] | None) -> None:
+        """Start moving at most `MAX_BLOCKS` blocks. None: they are contiguous."""
+        for column, blocks in enumerate((source_blocks, target_blocks)):
+            if blocks is not None:
+                self._count = len(blocks)
+                self._ids[: self._count, column] = blocks
+        self._launch(self._count)
+
+
 class BlockMover:
     """Moves blocks of `pool` [num_blocks, ...], of any dtype, on a stream of its own. `layout` None: all the model's heads.
 
@@ -175,9 +190,11 @@ class BlockMover:
         self._indices: torch.Tensor | None = None
         if layout is not None and is_sharded(layout):
             self._indices = torch.from_numpy(lane_indices(layout)).to(pool.device)
-        self._pool, self._blocks = pool, BlockArray(pool.data_ptr(), by_index=True)
+        self._pool = pool  # kept while its address is used
+        self.device, self.address = pool.device, pool.data_ptr()
+        self._blocks = BlockArray(self.address, by_index=True)
         self._turn = threading.Lock()
-        self._stream = torch.cuda.Stream(pool.device, priority=-1) if pool.is_cuda else None  # short, and waited for
+        self.stream = torch.cuda.Stream(pool.device, priority=-1) if pool.is_cuda else None  # short, and waited for
         self._digesting: Move | None = None
 
     def move_to(self, target: int) -> Move:
@@ -206,14 +223,14 @@ class BlockMover:
 
     def on_device(self, work: Callable[[], Result]) -> Result:
         """Run `work` in this thread with the pool's device as the current one."""
-        if self._stream is not None:
-            torch.cuda.set_device(self._pool.device)
+        if self.stream is not None:
+            torch.cuda.set_device(self.device)
         return work()
 
     def _move(self, source: BlockArray, target: BlockArray | None, *, digest: bool) -> Move:
         return Move(
-            self._pool.device,
-            self._stream,
+            self.device,
+            self.stream,
             source=source,
             target=target,
             block_bytes=self.block_bytes,

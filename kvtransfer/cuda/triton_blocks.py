@@ -1,8 +1,8 @@
-"""The kernel of `mover`: copies whole blocks and digests them in one pass, also into another device's memory.
+"""The kernels of `mover` and `shares`: they copy blocks, or shares of them, and digest them in one pass.
 
-It reads its request from host memory and writes its completion there, so a move is one launch, and waiting needs no driver
-call. A fixed number of programs walks over all pieces. Addresses are plain integers, because torch does not know the peer's
-pool. n blocks of l lanes (32 bit).
+The target may be another device's memory. A request is read from host memory and the completion written there, so a move is
+one launch, and waiting needs no driver call. A fixed number of programs walks over all pieces. Addresses are plain integers,
+because torch does not know the peer's pool. n blocks of l lanes (32 bit).
 """
 
 import torch
@@ -37,6 +37,29 @@ def move_blocks(
         request, source, source if target is None else target, digests, finished, answer,
         digests if indices is None else indices, pieces, block_lanes,
         target is not None, source_ids, target_ids, digest, indices is not None, CHUNK, STEPS, num_warps=8,
+    )  # fmt: skip
+
+
+def move_shares(
+    request: torch.Tensor,
+    source: int,
+    target: int,
+    digests: torch.Tensor,
+    finished: torch.Tensor,
+    answer: torch.Tensor,
+    *,
+    lanes: torch.Tensor,
+    places: torch.Tensor,
+    spans: torch.Tensor,
+    longest: int,
+    source_lanes: int,
+    target_lanes: int,
+) -> None:
+    """See `shares.move_shares`; runs on the current stream of the current device."""
+    pieces = triton.cdiv(longest, CHUNK * STEPS)
+    _move_shares[(PUSHING_PROGRAMS,)](
+        request, source, target, digests, finished, answer, lanes, places, spans, pieces, source_lanes, target_lanes,
+        CHUNK, STEPS, num_warps=8,
     )  # fmt: skip
 
 
@@ -81,6 +104,48 @@ def _move(
                 total += tl.where(inside, term, tl.zeros_like(term))
         if DIGEST:
             tl.atomic_add(digests_n + index, tl.sum(total, axis=0).to(tl.int64), sem="relaxed")
+    _end(digests_n, finished_1, answer_n, sequence, count, lane, DIGEST, CHUNK)
+
+
+@triton.jit(do_not_specialize=["pieces"])
+def _move_shares(
+    request_n, source, target, digests_n, finished_1, answer_n, lanes_2l, places_l, spans_s, pieces, source_lanes,
+    target_lanes, CHUNK: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    head, moves = tl.load(request_n), tl.load(request_n + 1)
+    count, sequence = (head & 0xFFFFFFFF).to(tl.int32), head >> 32
+    lane = tl.arange(0, CHUNK)
+    at = request_n + 2 + tl.program_id(0) // pieces * 2
+    blocks, what = tl.load(at), tl.load(at + 1)
+    for item in range(tl.program_id(0), count * pieces, tl.num_programs(0)):
+        piece = item % pieces
+        read = source.to(tl.pointer_type(tl.int32)) + (blocks & 0xFFFFFFFF) * source_lanes
+        write = target.to(tl.pointer_type(tl.int32)) + (blocks >> 32) * target_lanes
+        span, move = what & 0xFFFFFFFF, what >> 32
+        following = item + tl.num_programs(0)
+        at = request_n + 2 + following // pieces * 2
+        blocks = tl.load(
+            at, mask=following < count * pieces, other=0
+        )  # ahead: a read of host memory takes a microsecond
+        what = tl.load(at + 1, mask=following < count * pieces, other=0)
+        last = tl.load(spans_s + span + 1)
+        total = tl.zeros((CHUNK,), tl.uint64)
+        for step in range(STEPS):
+            entry = tl.load(spans_s + span) + (piece * STEPS + step) * CHUNK + lane
+            inside = entry < last
+            origin = tl.load(lanes_2l + 2 * entry, mask=inside, other=-1)
+            lanes = tl.load(read + origin, mask=inside & (origin >= 0), other=0)
+            tl.store(write + tl.load(lanes_2l + 2 * entry + 1, mask=inside, other=0), lanes, mask=inside)
+            place = tl.load(places_l + entry, mask=inside, other=0)
+            term = ((lanes.to(tl.int64) & 0xFFFFFFFF).to(tl.uint64) + 1) * _multiplier(place)
+            total += tl.where(inside, term, tl.zeros_like(term))
+        tl.atomic_add(digests_n + move, tl.sum(total, axis=0).to(tl.int64), sem="relaxed")
+    _end(digests_n, finished_1, answer_n, sequence, moves.to(tl.int32), lane, True, CHUNK)
+
+
+@triton.jit
+def _end(digests_n, finished_1, answer_n, sequence, count, lane, DIGEST: tl.constexpr, CHUNK: tl.constexpr):
+    """The last program to end writes `count` digests, then the sequence, for the host to see."""
     tl.debug_barrier()  # all threads' writes precede the program's completion flag
     if tl.atomic_add(finished_1, 1, sem="acq_rel", scope="sys") == tl.num_programs(0) - 1:
         if DIGEST:

@@ -21,6 +21,7 @@ from tests.unit.kernels import (
     mamba_checks,
     mla_checks,
     selective_checks,
+    share_checks,
     sparse_checks,
     switch_checks,
     triton_checks,
@@ -41,7 +42,7 @@ def memory_goes_back() -> Iterator[None]:
 
 MODULES = (
     triton_checks, expert_checks, switch_checks, mla_checks, sparse_checks, group_checks, codes_checks, fp8_checks,
-    far_checks, collective_checks,
+    far_checks, collective_checks, share_checks,
 )  # fmt: skip
 OF_STATES = (channel_checks, convolution_checks, delta_checks, mamba_checks, selective_checks)
 

@@ -20,6 +20,7 @@ from tests.unit.kernels import (
     group_checks,
     mla_checks,
     sampling_checks,
+    share_checks,
     sparse_checks,
     switch_checks,
     triton_checks,
@@ -64,6 +65,11 @@ def test_experts_kernel(interpreter: Interpreter, name: str) -> None:
 @pytest.mark.parametrize("name", collective_checks.CHECKS)
 def test_collective(interpreter: Interpreter, name: str) -> None:
     interpreter.check("collective_checks", name)
+
+
+@pytest.mark.parametrize("name", share_checks.CHECKS)
+def test_a_share_of_blocks_is_moved(interpreter: Interpreter, name: str) -> None:
+    interpreter.check("share_checks", name)
 
 
 @pytest.mark.parametrize("name", switch_checks.CHECKS)

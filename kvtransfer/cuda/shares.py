@@ -1,0 +1,143 @@
+"""Moving a share of blocks on a GPU into the pool of a rank that keeps other heads or layers, digesting it on the way.
+
+The runs of a share are the same for every entry, so their lanes are listed once, on the device, when a link opens: where each
+is in our block and in the peer's, and its place in the whole model's block, which its digest depends on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from common.pages import LANE_BYTES, KVLayout
+from kvtransfer.cuda.mover import MAX_BLOCKS, BlockMover, Launched
+from kvtransfer.plan import Item, Runs, is_sharded, lane_indices, lanes_at
+from kvtransfer.shares import ZEROS, Move, Piece, Share
+
+Column = npt.NDArray[np.int64]
+HEAD_WORDS = 2  # the sequence with the number of blocks, the number of moves
+
+
+class ShareMove(Launched):
+    """Moves of a share from `mover`'s pool into the pool at address `target`, whose layout is `layout`."""
+
+    def __init__(self, mover: BlockMover, target: int, layout: KVLayout, share: Share) -> None:
+        super().__init__(mover.device, mover.stream, words=HEAD_WORDS - 1 + 2 * MAX_BLOCKS)
+        kinds = dict.fromkeys(piece for group in share.groups for piece in group)
+        pieces = {piece: number for number, piece in enumerate(kinds)}
+        self._pieces, self._share, self._found = pieces, share, dict[Item, list[Piece]]()
+        listed = [_lanes(piece.runs) for piece in pieces]
+        lengths = [len(lanes) for lanes, _ in listed]
+        ours, theirs = (np.concatenate([each[end] for each in listed]) for end in (0, 1))
+        places = lane_indices(layout)[theirs] if is_sharded(layout) else theirs
+        put = partial(torch.tensor, device=mover.device)
+        self._lanes = put(np.stack([ours, theirs], axis=1).astype(np.int32))
+        self._places, self._spans = put(places), put(np.cumsum([0, *lengths]))
+        self._longest = max(lengths)
+        self._way = mover.address, target
+        self._sizes = mover.block_bytes // LANE_BYTES, layout.block_bytes // LANE_BYTES
+        self._units = self._head[HEAD_WORDS:].view(np.int32).reshape(-1, 4)  # blocks of both ends, piece, move
+        self._capture()
+
+    def launches(self, moves: Sequence[Move]) -> Iterator[Sequence[Move]]:
+        """Split moves into those of one launch each."""
+        first = blocks = 0
+        for number, move in enumerate(moves):
+            count = len(self._pieces_of(move))
+            if blocks + count > MAX_BLOCKS or number - first == MAX_BLOCKS:
+                yield moves[first:number]
+                first, blocks = number, 0
+            blocks += count
+        yield moves[first:]
+
+    def start(self, moves: Sequence[Move]) -> None:
+        """Start the moves of one launch; each has a digest, 0 where the share has nothing of it."""
+        units = [
+            (move.entry[piece.source], move.block, self._pieces[piece], number)
+            for number, move in enumerate(moves)
+            for piece in self._pieces_of(move)
+        ]
+        self._count = self._head[1] = len(moves)
+        self._units[: len(units)] = np.array(units, dtype=np.int32).reshape(-1, 4)
+        self._launch(len(units))
+
+    def num_bytes(self, moves: Sequence[Move]) -> int:
+        """The bytes that the moves write."""
+        return sum(piece.num_bytes for move in moves for piece in self._pieces_of(move))
+
+    def _pieces_of(self, move: Move) -> list[Piece]:
+        """The pieces that fill a move's block: they depend on its group and its number in its entry."""
+        kind = Item(move.item.group, 0, move.item.number)
+        if kind not in self._found:
+            self._found[kind] = self._share.pieces(kind)
+        return self._found[kind]
+
+    def _enqueue(self) -> None:
+        move_shares(
+            self._request,
+            *self._way,
+            self._digests,
+            self._finished,
+            self._answer,
+            lanes=self._lanes,
+            places=self._places,
+            spans=self._spans,
+            longest=self._longest,
+            source_lanes=self._sizes[0],
+            target_lanes=self._sizes[1],
+        )
+
+
+def _lanes(runs: Sequence[Runs]) -> tuple[Column, Column]:
+    """The lanes of a piece in our block, `ZEROS` for those that have no source, and in the peer's."""
+    theirs = [lanes_at(run.destination, run.destination_step, run) for run in runs]
+    ours = [
+        np.full(there.size, ZEROS) if run.source == ZEROS else lanes_at(run.source, run.source_step, run)
+        for run, there in zip(runs, theirs, strict=True)
+    ]
+    return np.concatenate(ours), np.concatenate(theirs)
+
+
+def move_shares(
+    request: torch.Tensor,
+    source: int,
+    target: int,
+    digests: torch.Tensor,
+    finished: torch.Tensor,
+    answer: torch.Tensor,
+    *,
+    lanes: torch.Tensor,
+    places: torch.Tensor,
+    spans: torch.Tensor,
+    longest: int,
+    source_lanes: int,
+    target_lanes: int,
+) -> None:
+    """Copy pieces of blocks of `source_lanes` 32-bit lanes at address `source` into blocks of `target_lanes` at `target`.
+
+    `request` [2 + 2 n] int64 is in host memory: the number of pieces and, from bit 32 on, the sequence number; the number of
+    moves; then of each piece a word with its block here and, from bit 32 on, there, and one with its kind and, from bit 32
+    on, its move. `lanes` [l, 2] int32 are the lanes of all kinds here (-1: zeros are written) and there, `places` [l] int64
+    their indices in the whole model's block, `spans` [k + 1] int64 the first lane of each kind, `longest` the most of one.
+    Otherwise as `mover.move_blocks`, with a digest a move.
+    """
+    from kvtransfer.cuda import triton_blocks
+
+    triton_blocks.move_shares(
+        request,
+        source,
+        target,
+        digests,
+        finished,
+        answer,
+        lanes=lanes,
+        places=places,
+        spans=spans,
+        longest=longest,
+        source_lanes=source_lanes,
+        target_lanes=target_lanes,
+    )

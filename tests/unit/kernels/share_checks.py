@@ -1,0 +1,77 @@
+"""Checks of the kernel that moves a rank's share of blocks, against copies in host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from common.pages import KVLayout
+from kvtransfer.cuda import triton_blocks
+from kvtransfer.cuda.mover import BlockMover
+from kvtransfer.cuda.shares import ShareMove
+from kvtransfer.digest import factors_of, lane_view
+from kvtransfer.host import copy_moves
+from kvtransfer.plan import Item, blocks_per_entry
+from kvtransfer.shares import Move, shares
+from tests.unit.kernels.triton_checks import Suite
+from tests.unit.kvtransfer.widths import MODELS, ranks_of
+
+BLOCKS = 40
+
+
+def check_widths(name: str, device: str, large: bool) -> None:
+    """Every rank of a sender writes into each of a receiver's: bytes and digests are those of copies on the host."""
+    if device == "cpu":
+        triton_blocks.PUSHING_PROGRAMS = 7  # the interpreter runs one after another
+    widths = [(1, 2), (2, 1)] + [(2, 4), (4, 2), (1, 4), (4, 1)] * large
+    for before, after in widths:
+        sources, targets = ranks_of(MODELS[name], before), ranks_of(MODELS[name], after)
+        for rank, target in enumerate(targets):
+            moves = _moves(sources[0], target)
+            for source, share in zip(sources, shares(sources, target, rank=rank, ranks=after), strict=True):
+                if not share or share.is_whole:
+                    continue
+                ours, theirs = _pool(source, device), _pool(target, device)
+                if ours.is_cuda:
+                    torch.cuda.synchronize()  # the mover has a stream of its own
+                host, wanted = lane_view(ours.cpu()), lane_view(theirs.cpu().clone())
+                digests = copy_moves(share, moves, host, wanted, factors_of(target))
+                move = ShareMove(BlockMover(ours, source), theirs.data_ptr(), target, share)
+                for _ in range(2):  # the second time with scratch memory that was used
+                    found = []
+                    for some in (part for half in (moves[:5], moves[5:]) for part in move.launches(half)):
+                        move.start(some)
+                        move.wait()
+                        assert move.is_done()
+                        found.append(move.digests())
+                    assert b"".join(found) == digests
+                assert torch.equal(theirs.cpu(), torch.from_numpy(wanted.view("int32")))
+
+
+def _pool(layout: KVLayout, device: str) -> torch.Tensor:
+    shape = layout.num_blocks, layout.block_bytes // 4
+    return torch.randint(-(2**31), 2**31 - 1, shape, device=device, dtype=torch.int32)
+
+
+def _moves(source: KVLayout, target: KVLayout) -> list[Move]:
+    """Two entries of each group, from and into blocks in no order."""
+    ours, theirs = (iter(torch.randperm(BLOCKS).tolist() * 2) for _ in range(2))
+    sizes = zip(blocks_per_entry(source), blocks_per_entry(target), strict=True)
+    moves = []
+    for group, (count, there) in enumerate(sizes):
+        for entry in range(2):
+            blocks = tuple(next(ours) for _ in range(count))
+            moves += [Move(Item(group, entry, number), next(theirs), blocks) for number in range(there)]
+    return moves
+
+
+def _is_cut(name: str) -> bool:
+    one, (two, _) = ranks_of(MODELS[name], 1), ranks_of(MODELS[name], 2)
+    return not one[0].compatible_with(two)
+
+
+CHECKS: dict[str, Callable[[str, bool], None]] = {name: partial(check_widths, name) for name in MODELS if _is_cut(name)}
+SUITE = Suite(CHECKS)
+run, interpret = SUITE.run, SUITE.interpret
