@@ -19,9 +19,10 @@ from pathlib import Path
 
 import msgspec
 
+from common.settings import PREFIX, ConfigError
 from common.tasks import cancel_all
 from services.host.child import describe_exit
-from services.nursery.birth import Birth
+from services.nursery.birth import MAX_BYTES, REFUSED, Birth
 from services.runtime.commands import service_environment
 from services.runtime.linux import adopt_orphans, die_with_parent, leave_orphans
 
@@ -77,7 +78,7 @@ class Nursery:
         self._is_open = True
 
     async def born(self, service: str, variables: Mapping[str, str], log_file: Path) -> Adopted | None:
-        """Return a new worker; None if it has to be started directly."""
+        """Return a new worker; None if it has to be started directly. Raises ConfigError for a model that it would refuse."""
         birth = Birth(service, dict(variables), str(log_file), has_twins=self._workers > 1)
         async with self._asking:
             if not self._is_open:
@@ -87,8 +88,12 @@ class Nursery:
             try:
                 async with asyncio.timeout(BIRTH_S):
                     await loop.sock_sendall(self._link, msgspec.json.encode(birth))
-                    if pid := int(await loop.sock_recv(self._link, MAX_PID_CHARS) or 0):
-                        adopted = _adopted(pid)
+                    said = await loop.sock_recv(self._link, MAX_BYTES)
+                    if said.startswith(REFUSED):
+                        why = said.removeprefix(REFUSED).decode(errors="replace")
+                        raise ConfigError(f"--model {variables.get(f'{PREFIX}MODEL', '')}: {why}")
+                    if said:
+                        adopted = _adopted(int(said))
                         return adopted if await self._has_begun(adopted) else None
             except OSError as error:  # includes timeouts
                 log.debug("nursery.failed", extra={"error": repr(error)})

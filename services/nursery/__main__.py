@@ -15,7 +15,7 @@ import time
 
 import msgspec
 
-from services.nursery.birth import MAX_BYTES, Birth
+from services.nursery.birth import MAX_BYTES, REFUSED, Birth
 from services.runtime.linux import be_called, die_with_parent
 from services.runtime.memory import importing, keep_what_is_loaded
 
@@ -30,13 +30,18 @@ def main() -> int:
     # A garbage collection in a worker would write to every object it visits, and unshare its page.
     with importing(*OF_GPUS):
         from engine.processor import settle
+        from services.worker.judging import said
         from services.worker.process import build_lender
         from services.worker.process import main as work
     settle()
-    link, lenders = socket.socket(fileno=os.dup(0)), {}
+    link, lenders, suits = socket.socket(fileno=os.dup(0)), {}, set[str]()
     while asked := link.recv(MAX_BYTES):
         birth = msgspec.json.decode(asked, type=Birth)
         model = birth.variables.get("BATON_MODEL", "")
+        if model not in suits and (why := said(birth.variables)):
+            link.send(REFUSED + why.encode()[: MAX_BYTES - len(REFUSED)])
+            continue
+        suits.add(model)
         if birth.has_twins and model not in lenders:
             lenders[model] = build_lender(birth.service, birth.variables)
             keep_what_is_loaded()

@@ -14,6 +14,7 @@ from types import TracebackType
 
 from common.errors import UnavailableError
 from common.settings import PREFIX, ConfigError
+from common.tasks import cancel_all
 from services.gateway.settings import GatewaySettings
 from services.host.child import Child, describe_exit, last_lines, why_ended
 from services.host.nursery import Nursery
@@ -130,7 +131,8 @@ class Stack:
         """Start all at once, unless `stopping`: workers may have to wait for the nursery."""
         if stopping.is_set():
             return
-        starting = asyncio.ensure_future(asyncio.gather(*(child.start() for child in self._children)))
+        each = [asyncio.create_task(child.start()) for child in self._children]
+        starting = asyncio.gather(*each)
         told = asyncio.create_task(stopping.wait())
         told.add_done_callback(lambda _: starting.cancel())
         try:
@@ -140,6 +142,7 @@ class Stack:
                 raise
         finally:
             told.cancel()
+            await cancel_all(each)  # one was refused: the others would start after all were stopped
 
     def _hold_ports(self) -> None:
         """Reserve the shared ports, so that another `baton up`'s gateways can't join them. Raises ConfigError."""

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from common.settings import ROOT
+from common.settings import ROOT, ConfigError
 from services.host.child import Child
 from services.host.nursery import Adopted, Nursery, open_nursery
+from services.nursery.birth import REFUSED
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere each worker is started by itself")
 
@@ -117,6 +118,27 @@ async def test_a_worker_that_dies_before_it_begins_is_noticed_at_once(
     assert adopted.pid == lives
     adopted.kill()
     assert await adopted.wait() == -signal.SIGKILL
+
+
+async def test_a_model_that_a_worker_would_refuse_is_told_as_it_stands(
+    asked: tuple[Nursery, socket.socket], tmp_path: Path
+) -> None:
+    """Nothing is started by itself then, which would say the same later."""
+    nursery, theirs = asked
+    theirs.send(REFUSED + b"config.json: mystery = 1 is not supported")
+    child = Child(
+        name="d", service="decode", settings={"BATON_MODEL": "/m"}, log_file=tmp_path / "log", bear=nursery.born
+    )
+    with pytest.raises(ConfigError, match=r"^--model /m: config\.json: mystery = 1 is not supported$"):
+        await child.start()
+    assert child.pid is None
+    lives = started("sleep 600")
+    for _ in range(2):
+        theirs.send(str(lives).encode())
+    await child.start()  # the nursery goes on
+    assert child.pid == lives
+    child.kill()
+    assert await child.wait() == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(("fate", "ended"), [("os.kill(os.getpid(), 9)", "-9"), ("os._exit(3)", "3")])
