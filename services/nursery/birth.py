@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 MAX_BYTES = 64 << 10
-# What begins an answer that is no pid, but why the worker would refuse its model.
+# Begins an answer that is no pid, but the reason why the worker would refuse its model.
 REFUSED = b"!"
 
 
