@@ -57,3 +57,9 @@ def has_avx512() -> bool:
     """
     is_limited = torch.backends.cpu.get_cpu_capability() in ("DEFAULT", "AVX2")
     return not is_limited and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def multiplies_bfloat16_without_tiles() -> bool:
+    """True if this processor has instructions for bfloat16, but none for tiles of it (AMX), or may not use these."""
+    has_tiles = torch.cpu._is_amx_tile_supported() and os.environ.get(BOUND) != WITHOUT_TILES
+    return has_avx512() and bool(torch.cpu._is_avx512_bf16_supported()) and not has_tiles

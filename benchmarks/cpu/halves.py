@@ -23,7 +23,7 @@ from engine.kernels import linear
 from engine.kernels.native import halves
 
 MIB_IN_TURN, ROUNDS = 256, 7
-ROWS = (1, 2, 8, 64, 512)
+ROWS = (1, 2, 4, 8, 32, 512)
 SHAPES = ((4096, 4096), (1536, 576), (128256, 2048))  # [N, K]: a square one, SmolLM2's gate, Llama 3.2 1B's head
 LIMITS = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
 
@@ -54,6 +54,9 @@ def kinds(weight: torch.Tensor) -> dict[str, Product]:
         "bfloat16 in C": lambda x: halves.product(x, own, None),
         "float16 in C": lambda x: halves.product(x, other, None),
     }
+    if halves.multiplies_pairs():
+        pairs = halves.packed(weight.clone(), in_pairs=True)
+        found["pairs of bfloat16 in C"] = lambda x: halves.product(x, pairs, None)
     if linear.computes_in_bfloat16():
         packed = linear.packed(weight.clone())
         found["bfloat16 rows, oneDNN"] = lambda x: linear.linear(x.bfloat16(), packed, None)

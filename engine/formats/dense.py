@@ -143,7 +143,7 @@ PLAIN_TABLES = PlainTables()
 
 @dataclass(frozen=True, slots=True)
 class HalvesLinear:
-    """A product in float32 with a matrix of 16-bit floats, once that is in order."""
+    """A product with a matrix of 16-bit floats, once that is in order, summed in float32."""
 
     weight: Halves
     bias: torch.Tensor | None = None  # [N]
@@ -175,11 +175,12 @@ class HalvesFormat:
     """`weight` of each module in the 16 bits that the checkpoint has, `bias` in float32; experts are plain."""
 
     dtype: torch.dtype
+    in_pairs: bool = False
 
     def linear(self, spec: LinearSpec, weights: Weights, *, under: str) -> Linear:
         if weights.dtype != torch.float32:
             return DENSE.linear(spec, weights, under=under)
-        weight = _declare(spec.parameter(dtype=self.dtype), weights, under=under)
+        weight = self.declare(spec.parameter(), weights, under=under)
         return HalvesLinear(weight, declare_bias(spec, weights, under=under))
 
     def matrix(self, spec: LinearSpec, weights: Weights, *, under: str) -> torch.Tensor:
@@ -187,6 +188,12 @@ class HalvesFormat:
 
     def experts(self, spec: ExpertsSpec, weights: Weights, *, under: str) -> torch.Tensor:
         return DENSE.experts(spec, weights, under=under)
+
+    def declare(self, parameter: Parameter, weights: Weights, *, under: str = "") -> Halves:
+        """Declare a matrix, which is put in order once loaded."""
+        weight = weights.new(replace(parameter, format=self.dtype), under=under)
+        weights.when_loaded.append(lambda: _put_in_order(weight, self.in_pairs))
+        return Halves(panels=weight, in_pairs=self.in_pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +221,7 @@ class HalvesTables:
         format = self.plain.format_of(names)
         if format is None or len(parameter.parts) > 1 or weights.dtype != torch.float32:
             return self.others.declare(parameter, weights)
-        return HalvesTable(_declare(replace(parameter, format=format.dtype), weights))
+        return HalvesTable(format.declare(parameter, weights))
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,28 +229,23 @@ class PlainModules:
     """Modules whose matrices a checkpoint has as 16-bit floats, by their names there."""
 
     named: tuple[tuple[torch.dtype, frozenset[str]], ...]
+    in_pairs: bool = False  # those of bfloat16 are multiplied by rows of it
 
     @classmethod
-    def of(cls, dtypes: Mapping[str, torch.dtype]) -> PlainModules:
+    def of(cls, dtypes: Mapping[str, torch.dtype], *, in_pairs: bool = False) -> PlainModules:
         """Those of a module's dtype each; others are left out."""
         found = {dtype: frozenset(name for name, own in dtypes.items() if own is dtype) for dtype in halves.DTYPES}
-        return cls(tuple((dtype, names) for dtype, names in found.items() if names))
+        return cls(tuple((dtype, names) for dtype, names in found.items() if names), in_pairs)
 
     def format_of(self, names: list[str]) -> HalvesFormat | None:
         """The format of a module with one of these names."""
         found = (dtype for dtype, named in self.named if not named.isdisjoint(names))
-        return next(map(HalvesFormat, found), None)
+        dtype = next(found, None)
+        return None if dtype is None else HalvesFormat(dtype, self.in_pairs and dtype == torch.bfloat16)
 
 
 NO_MODULES = PlainModules(())
 
 
-def _declare(parameter: Parameter, weights: Weights, *, under: str = "") -> Halves:
-    """Declare a matrix, which is put in order once loaded."""
-    weight = weights.new(parameter, under=under)
-    weights.when_loaded.append(lambda: _put_in_order(weight))
-    return Halves(panels=weight)
-
-
-def _put_in_order(weight: torch.Tensor) -> None:
-    halves.packed(weight)
+def _put_in_order(weight: torch.Tensor, in_pairs: bool) -> None:
+    halves.packed(weight, in_pairs=in_pairs)

@@ -64,7 +64,7 @@ class WorkerOptions(ModelSettings):
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
-        description="weights and KV; auto: the checkpoint's, on a CPU float32 unless both it and the checkpoint have bfloat16",
+        description="weights and KV; auto: the checkpoint's, on a CPU float32 unless bfloat16 is the faster one",
     )
     kv_cache_dtype: Literal[
         "auto",
@@ -82,7 +82,8 @@ class WorkerOptions(ModelSettings):
         description="what keys and values are kept as: fp8 (e4m3) and int8 (a scale for each head and token) halve 16 bits, "
         "int4 (a scale and a zero point) makes a quarter of them; "
         "float16 and float32 are for models that compute in float32 on a CPU; "
-        "auto: fp8 if the checkpoint has scales for it, float16 for 4 and 8 bits in tiles on a CPU, else as --dtype says",
+        "auto: fp8 if the checkpoint has scales for it, float16 for 4 and 8 bits in tiles and for pairs of bfloat16 on a CPU,"
+        " else as --dtype says",
     )
     kv_cache_dtype_skip_layers: Literal["", "sliding_window"] = Field(
         "", description="layers whose keys and values stay as --dtype says: sliding_window, those with a window"

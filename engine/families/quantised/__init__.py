@@ -36,7 +36,9 @@ from engine.formats.tiled import TiledTables
 from engine.kernels.device import use_triton
 from engine.kernels.linear import computes_in_bfloat16
 from engine.kernels.native import halves
-from engine.spec.model import ModelSpec, UnsupportedModelError
+from engine.spec.experts import SparseMlpSpec
+from engine.spec.mla import MLASpec
+from engine.spec.model import DenseBesideExpertsSpec, ModelSpec, ShortcutSpec, UnsupportedModelError
 from modelfiles.gguf import is_gguf
 
 METHODS: dict[str, Callable[[Fields], Quantization]] = {
@@ -60,6 +62,7 @@ ONLINE: dict[str, Quantization] = {
     "int8": Quantization(name="int8", groups=((EVERY, INT8_WHILE_LOADING),), table=INT8_TABLES),
 }
 _BESIDE = "hf_quant_config.json"
+_WITH_EXPERTS = SparseMlpSpec | DenseBesideExpertsSpec | ShortcutSpec
 _HALVES = {"BF16": torch.bfloat16, "F16": torch.float16}
 
 
@@ -120,20 +123,35 @@ def in_tiles(spec: ModelSpec, *, device: str, dtype: str) -> ModelSpec:
 def in_halves(spec: ModelSpec, folder: Path, *, device: str, dtype: str) -> ModelSpec:
     """The model with matrices that its files have as 16-bit floats kept so, if a CPU will compute in float32.
 
-    They are widened exactly as they are multiplied.
+    They are widened exactly as they are multiplied. A checkpoint in bfloat16 is computed so, too, where the processor
+    multiplies pairs of these, to which rows are rounded then.
     """
     found = spec.quantization
-    if device != "cpu" or not _computes_in_float32(spec, dtype) or use_triton(torch.empty(0)):
+    in_pairs = device == "cpu" and dtype == "auto" and _suits_pairs(spec) and halves.multiplies_pairs()
+    is_in_float32 = in_pairs or _computes_in_float32(spec, dtype)
+    if device != "cpu" or not is_in_float32 or use_triton(torch.empty(0)):
         return spec
     try:
-        modules = PlainModules.of(_plain_matrices(folder))
+        modules = PlainModules.of(_plain_matrices(folder), in_pairs=in_pairs)
     except CheckpointError:  # whoever loads it says so
         return spec
     if not (modules.named and halves.is_usable()):
         return spec
     is_plain = found.table is PLAIN_TABLES or isinstance(found.table, TiledTables)  # but for kinds of tiles
     table = HalvesTables(modules, found.table) if is_plain else found.table
-    return replace(spec, quantization=replace(found, in_halves=modules, table=table))
+    kept = replace(found, in_halves=modules, table=table, kv_cache="float16" if in_pairs else found.kv_cache)
+    return replace(spec, quantization=kept, dtype="float32" if in_pairs else spec.dtype)
+
+
+def _suits_pairs(spec: ModelSpec) -> bool:
+    """True for bfloat16 without quantisation, experts and latents: float32 would take twice the memory for these."""
+    return (
+        spec.dtype == "bfloat16"
+        and spec.quantization == UNQUANTISED
+        and not any(
+            isinstance(layer.attention, MLASpec) or isinstance(layer.mlp, _WITH_EXPERTS) for layer in spec.layers
+        )
+    )
 
 
 def _computes_in_float32(spec: ModelSpec, dtype: str) -> bool:

@@ -174,22 +174,13 @@ static __attribute__((target(WIDER))) void wide(const Part *p, int64_t is_float1
 
 /* -- pieces of work: some rows with some panels ------------------------------------------------------------------------ */
 
-static int64_t least(int64_t some, int64_t other) { return some < other ? some : other; }
-
 static int64_t panels_of(const Product *p) { return (p->outputs + TILE_COLUMNS - 1) / TILE_COLUMNS; }
 
 static int64_t runs_of(const Product *p) { return (panels_of(p) + p->panels_at_once - 1) / p->panels_at_once; }
 
-static int64_t width_of(int64_t outputs, int64_t first) { return least(TILE_COLUMNS, outputs - first); }
-
 static void finish(const Product *p, const float *sums, int64_t first_row, int64_t rows, int64_t output) {
-    for (int64_t row = 0; row < rows; row++, sums += TILE_COLUMNS) {
-        float *out = p->out + (first_row + row) * p->stride + output;
-        for (int64_t at = 0; at < width_of(p->outputs, output); at++) {
-            const float sum = p->bias ? sums[at] + p->bias[output + at] : sums[at];
-            out[at] = p->adds ? out[at] + sum : sum;
-        }
-    }
+    float *out = p->out + first_row * p->stride + output;
+    give(out, p->stride, sums, p->bias ? p->bias + output : NULL, rows, width_of(p->outputs, output), p->adds);
 }
 
 static void multiply(const void *job, int64_t begin, int64_t end) {
@@ -233,20 +224,25 @@ typedef struct {
     const int64_t *numbers; /* [T], of rows of the matrix */
     const uint16_t *panels; /* of [N, K] */
     float *out;             /* [T, K] */
-    int64_t num_rows, inputs, outputs, is_float16, threads;
+    int64_t num_rows, inputs, outputs, is_float16, in_pairs, threads;
 } Lookup;
+
+/* The place of an input of an output in a panel, see `pairs.c` for pairs. */
+static inline __attribute__((always_inline)) int64_t place_of(int64_t k, int64_t output, int64_t width, int64_t inputs, int64_t in_pairs) {
+    return in_pairs && (k | 1) < inputs ? (k & ~1) * width + 2 * output + (k & 1) : k * width + output;
+}
 
 static __attribute__((target(NARROW))) void look_up(const void *job, int64_t begin, int64_t end) {
     const Lookup *p = job;
     for (int64_t row = begin; row < end; row++) {
         const int64_t place = p->numbers[row] % TILE_COLUMNS, output = p->numbers[row] - place;
         const int64_t width = width_of(p->outputs, output);
-        const uint16_t *from = p->panels + output * p->inputs + place;
+        const uint16_t *from = p->panels + output * p->inputs;
         float *out = p->out + row * p->inputs;
-        if (p->is_float16)
-            for (int64_t k = 0; k < p->inputs; k++) out[k] = one(from[k * width], 1);
-        else
-            for (int64_t k = 0; k < p->inputs; k++) out[k] = one(from[k * width], 0);
+        for (int64_t k = 0; k < p->inputs; k++) {
+            const uint16_t own = from[place_of(k, place, width, p->inputs, p->in_pairs)];
+            out[k] = p->is_float16 ? one(own, 1) : one(own, 0);
+        }
     }
 }
 
@@ -261,19 +257,22 @@ int baton_halves_rows(const Lookup *p) {
 typedef struct {
     const uint16_t *rows; /* [N, K] */
     uint16_t *panels;     /* of [N, K], another memory */
-    int64_t inputs, outputs, threads;
+    int64_t inputs, outputs, in_pairs, threads;
 } Order;
 
 static void put_in_order(const void *job, int64_t begin, int64_t end) {
     const Order *p = job;
+    const int64_t as_pairs = p->in_pairs && p->inputs % 2 == 0, inputs = as_pairs ? p->inputs / 2 : p->inputs;
     for (int64_t output = begin * TILE_COLUMNS; output < end * TILE_COLUMNS && output < p->outputs; output += TILE_COLUMNS) {
         const int64_t width = width_of(p->outputs, output);
         const uint16_t *rows = p->rows + output * p->inputs;
         uint16_t *panel = p->panels + output * p->inputs;
-        for (int64_t first = 0; first < p->inputs; first += TILE_COLUMNS) {
-            const int64_t last = least(first + TILE_COLUMNS, p->inputs);
+        for (int64_t first = 0; first < inputs; first += TILE_COLUMNS) {
+            const int64_t last = least(first + TILE_COLUMNS, inputs);
             for (int64_t row = 0; row < width; row++)
-                for (int64_t k = first; k < last; k++) panel[k * width + row] = rows[row * p->inputs + k];
+                for (int64_t k = first; k < last; k++)
+                    if (as_pairs) memcpy(panel + 2 * (k * width + row), rows + 2 * (row * inputs + k), sizeof(uint32_t));
+                    else panel[place_of(k, row, width, inputs, p->in_pairs)] = rows[row * inputs + k];
         }
     }
 }

@@ -1,7 +1,8 @@
 """Products on a CPU with matrices of 16-bit floats, in float32. T tokens, K inputs, N outputs.
 
 Weights are widened exactly (`engine/kernels/native/halves.c`, which says in what order they lie). A row's bits depend neither
-on its batch, nor on the number of threads, nor on the processor.
+on its batch, nor on the number of threads, nor on the processor. In pairs (`pairs.c`) rows are rounded to bfloat16, which
+the processor multiplies; others may sum in another order.
 """
 
 from __future__ import annotations
@@ -13,18 +14,25 @@ import torch
 
 from engine.kernels import native
 from engine.kernels.native import floats
+from engine.processor import multiplies_bfloat16_without_tiles
 
 DTYPES = (torch.bfloat16, torch.float16)
 _AT_ONCE = 64 * floats.COLUMNS  # rows copied while they are put in order
-# `Product`, `Lookup` and `Order` of `halves.c`.
-_PRODUCT, _LOOKUP, _ORDER = Struct("4P10q"), Struct("3P5q"), Struct("2P3q")
+# `Product`, `Lookup` and `Order` of `halves.c`, `Product` of `pairs.c`.
+_PRODUCT, _LOOKUP, _ORDER, _PAIRS = Struct("4P10q"), Struct("3P6q"), Struct("2P4q"), Struct("5P8q")
+# Instructions that `pairs.c` names, as /proc/cpuinfo has them.
+PAIRED = floats.WIDER | {"avx512_bf16"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Halves:
-    """A matrix [N, K] in the order of its product: panels of 32 rows, each [K, 32], of which the last one may have fewer."""
+    """A matrix [N, K] in the order of its product: panels of 32 rows, each [K, 32], of which the last one may have fewer.
 
-    panels: torch.Tensor  # [N, K] in one of `DTYPES`
+    In pairs they are [K / 2, 32, 2].
+    """
+
+    panels: torch.Tensor  # [N, K] in one of `DTYPES`; in pairs bfloat16
+    in_pairs: bool = False
 
     @property
     def outputs(self) -> int:
@@ -42,7 +50,7 @@ class Halves:
         failed = library.baton_halves_rows(
             _LOOKUP.pack(
                 numbers.data_ptr(), self.panels.data_ptr(), out.data_ptr(), len(numbers), self.inputs, self.outputs,
-                self.panels.dtype == torch.float16, torch.get_num_threads(),
+                self.panels.dtype == torch.float16, self.in_pairs, torch.get_num_threads(),
             )
         )  # fmt: skip
         if failed:
@@ -60,19 +68,31 @@ def is_wide() -> bool:
     return floats.is_usable()
 
 
-def packed(weight: torch.Tensor) -> Halves:
+def multiplies_pairs() -> bool:
+    """True if this processor multiplies pairs of bfloat16 as fast as anything it has."""
+    if not (multiplies_bfloat16_without_tiles() and native.features() >= PAIRED):
+        return False
+    library = native.library()
+    return library is not None and library.baton_pairs_product(_PAIRS.pack(*[0] * 11, 1, 0)) == 0
+
+
+def packed(weight: torch.Tensor, *, in_pairs: bool = False) -> Halves:
     """Put the rows of a matrix [N, K] in order, in its own memory, which is then for the result alone.
 
     Raises ValueError for another dtype.
     """
     if weight.dtype not in DTYPES or not weight.is_contiguous():
         raise ValueError(f"a matrix of 16-bit floats, row by row, is wanted, not of {weight.dtype}")
+    if in_pairs and weight.dtype != torch.bfloat16:
+        raise ValueError(f"pairs are of bfloat16, not of {weight.dtype}")
     library, num_threads = native.library(), torch.get_num_threads()
     assert library is not None
     for some in weight.split(_AT_ONCE):
         rows = some.clone()
-        library.baton_halves_order(_ORDER.pack(rows.data_ptr(), some.data_ptr(), rows.shape[1], len(rows), num_threads))
-    return Halves(panels=weight)
+        library.baton_halves_order(
+            _ORDER.pack(rows.data_ptr(), some.data_ptr(), rows.shape[1], len(rows), in_pairs, num_threads)
+        )
+    return Halves(panels=weight, in_pairs=in_pairs)
 
 
 def product(
@@ -89,11 +109,20 @@ def product(
     out = torch.empty(len(x), weight.outputs) if out is None else out
     if out.shape != (len(x), weight.outputs) or out.stride(-1) != 1:
         raise ValueError(f"{len(x)} rows of {weight.outputs} outputs don't go into {list(out.shape)}")
+    bias_at, threads = 0 if bias is None else bias.data_ptr(), torch.get_num_threads()
+    if weight.in_pairs:
+        rounded = torch.empty(len(x), -(-weight.inputs // 2), dtype=torch.int32)
+        library.baton_pairs_product(
+            _PAIRS.pack(
+                x.data_ptr(), rounded.data_ptr(), weight.panels.data_ptr(), bias_at, out.data_ptr(),
+                *x.shape, weight.outputs, x.stride(0), out.stride(0), adds, threads, 0,
+            )
+        )  # fmt: skip
+        return out
     library.baton_halves_product(
         _PRODUCT.pack(
-            x.data_ptr(), weight.panels.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr(),
-            *x.shape, weight.outputs, x.stride(0), out.stride(0), weight.panels.dtype == torch.float16, is_wide(),
-            adds, torch.get_num_threads(), 0,
+            x.data_ptr(), weight.panels.data_ptr(), bias_at, out.data_ptr(), *x.shape, weight.outputs, x.stride(0),
+            out.stride(0), weight.panels.dtype == torch.float16, is_wide(), adds, threads, 0,
         )
     )  # fmt: skip
     return out

@@ -106,9 +106,9 @@ def test_another_compute_dtype_has_plain_weights(tiny_model: Tiny, tmp_path: Pat
     assert isinstance(decoder_of(own, dtype="bfloat16")._head.product, Dense)
 
 
-def plain_in(dtype: torch.dtype, tiny: Tiny, folder: Path) -> Path:
+def plain_in(dtype: torch.dtype, tiny: Tiny, folder: Path, family: str = "qwen2") -> Path:
     """A checkpoint without quantisation whose matrices have 16 bits, and says so."""
-    shutil.copytree(tiny("qwen2"), folder / "plain")
+    shutil.copytree(tiny(family), folder / "plain")
     config = folder / "plain" / "config.json"
     name = str(dtype).removeprefix("torch.")
     fields = {key: each for key, each in json.loads(config.read_bytes()).items() if key not in ("dtype", "torch_dtype")}
@@ -121,7 +121,8 @@ def plain_in(dtype: torch.dtype, tiny: Tiny, folder: Path) -> Path:
 def test_plain_checkpoints_stay_in_16_bits_where_nothing_multiplies_these(
     is_fast: bool, dtype: torch.dtype, tiny_model: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`--dtype auto` keeps float16 anywhere, bfloat16 unless the processor multiplies it; answers are those of float32."""
+    """`--dtype auto` keeps float16 anywhere, bfloat16 unless oneDNN multiplies it; answers are those of float32."""
+    monkeypatch.setattr(halves, "multiplies_pairs", lambda: False)
     for module in (quantised, resolving):
         monkeypatch.setattr(module, "computes_in_bfloat16", lambda: is_fast)
     model = plain_in(dtype, tiny_model, tmp_path)
@@ -141,6 +142,41 @@ def test_plain_checkpoints_stay_in_16_bits_where_nothing_multiplies_these(
     save_file({name: each.float() for name, each in tensors.items()}, wide / "model.safetensors", {"format": "pt"})
     said = tokens_of(model)
     assert said == tokens_of(model, chunk_size=3) == tokens_of(wide)
+
+
+needs_pairs = pytest.mark.skipif(not halves.multiplies_pairs(), reason="no AVX512-BF16, or AMX beside it")
+
+
+@needs_pairs
+def test_bfloat16_is_multiplied_in_pairs(tiny_model: Tiny, tmp_path: Path) -> None:
+    """Rows are rounded before products and nowhere else; `--dtype` has what is asked for."""
+    model = plain_in(torch.bfloat16, tiny_model, tmp_path)
+    decoder = decoder_of(model)
+    assert decoder.weights.dtype == torch.float32
+    assert {layer.attention.codes for layer in decoder.spec.layers} == {"float16"}
+    products = [each for layer in decoder._layers for each in products_of(layer).values()]
+    linears = [each for each in (*products, decoder._head.product) if isinstance(each, Dense | HalvesLinear)]
+    assert len(linears) > 4 * len(decoder._layers)
+    assert all(isinstance(each, HalvesLinear) and each.weight.in_pairs for each in linears)
+    exact, plain = decoder_of(model, dtype="float32"), decoder_of(model, dtype="bfloat16")
+    assert not exact._head.product.weight.in_pairs
+    assert isinstance(plain._head.product, Dense)
+    assert torch.equal(decoder._embedding.table.rows(TOKENS), exact._embedding.table.rows(TOKENS))
+    x = torch.randn(5, decoder.spec.hidden_size)
+    assert torch.equal(decoder._head.product(x).bfloat16(), decoder._head.product(x.bfloat16().float()).bfloat16())
+    torch.testing.assert_close(
+        decoder._head.product(x), exact._head.product(x.bfloat16().float()), rtol=1e-5, atol=1e-5
+    )
+    said = tokens_of(model)
+    assert said == tokens_of(model, chunk_size=3)
+    assert len({token for tokens in said for token in tokens}) > 3
+
+
+@needs_pairs
+def test_experts_are_computed_in_bfloat16(tiny_model: Tiny, tmp_path: Path) -> None:
+    """In float32 they would take twice the memory."""
+    decoder = decoder_of(plain_in(torch.bfloat16, tiny_model, tmp_path, "qwen3_moe"))
+    assert decoder.weights.dtype == torch.bfloat16
 
 
 def test_what_is_asked_for_is_done_to_16_bits_too(tiny_model: Tiny, tmp_path: Path) -> None:
