@@ -37,7 +37,7 @@ LEASE = {"lease_id": 1, "generation": 1}
 
 
 def _layout(ranks: int, *, small: bool) -> KVLayout:
-    """What the first of so many ranks keeps: its share of the heads."""
+    """The layout of the first of so many ranks: it keeps its share of the heads."""
     whole = SMALL if small else LAYOUT
     (heads,) = whole.pages
     if ranks == 1:

@@ -28,8 +28,10 @@ def commands(options: argparse.Namespace) -> Iterator[tuple[str, list[str], floa
     on_cards = not devices.startswith("cpu")
     engine = ["-m", "benchmarks.engine", "--ranks", devices, *commit]
     if on_cards:
-        tests = ["tests/gpu/test_collectives.py", "tests/gpu/test_ranks.py", "tests/gpu/test_widths.py"]
-        yield "checks", ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests], CHECKS_S
+        pytest = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+        yield "checks of collectives", [*pytest, "tests/gpu/test_collectives.py"], CHECKS_S
+        workers = ["-n", "4", "tests/gpu/test_ranks.py", "tests/gpu/test_widths.py"]  # only what is right, not how fast
+        yield "checks of workers", [*pytest, *workers], CHECKS_S
         yield (
             "collectives",
             ["-m", "benchmarks.collectives", "--devices", devices, "--out", out, *commit],

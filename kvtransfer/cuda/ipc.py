@@ -17,13 +17,13 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Generic, Self, TypeVar
+from typing import TypeVar
 
 import torch
 
 from common.messages import KVLayout, Region
 from kvtransfer.cuda.driver import CudaDriverError, SharedMemory, close_shared, open_shared, share
-from kvtransfer.cuda.mover import MAX_BLOCKS, BlockMover, Launched, mover_of
+from kvtransfer.cuda.mover import MAX_BLOCKS, BlockMover, Flight, mover_of
 from kvtransfer.cuda.mover import Move as BlockMove
 from kvtransfer.cuda.shares import ShareMove
 from kvtransfer.liveness import SHM_FOLDER, create_locked, host, is_locked, is_name, remove_stale, shared_memory
@@ -31,6 +31,7 @@ from kvtransfer.shares import Move, Share
 from kvtransfer.transport import Link, ShareLink, TransferError, check_moves, check_run, check_whole, plan_to
 
 log = logging.getLogger("baton.cuda_ipc")
+Prepared = TypeVar("Prepared", BlockMove, ShareMove)
 
 PREFIX = "baton-ipc"
 PROBE_BYTES = 128 << 20
@@ -153,76 +154,78 @@ class CudaIpcTransport:
             self._life = None
 
 
-Prepared = TypeVar("Prepared", bound=Launched)
+class _Peer:
+    """A peer's mapped pool. At most one launch that writes into it is in flight."""
 
-
-class _Mapped(Generic[Prepared]):
-    """The peer's mapped pool, and what writes into it. At most one launch is in flight."""
-
-    def __init__(self, mover: BlockMover, move: Prepared, region: Region, target: int, shared: SharedMemory) -> None:
-        self._mover, self._move = mover, move
-        self._num_blocks = region.layout.num_blocks
-        self._target, self._shared = target, shared
-        self._turn = asyncio.Lock()
-        self._closed = False
+    def __init__(self, pool: torch.Tensor, layout: KVLayout, region: Region) -> None:
+        self.mover = BlockMover(pool, layout)  # used by the event loop alone
+        self.num_blocks = region.layout.num_blocks
+        self.target = 0
         self.bandwidth = 0.0
+        self._shared: SharedMemory | None = None
+        self._turn = asyncio.Lock()
 
     @classmethod
-    async def _open(
+    async def open(
         cls, pool: torch.Tensor, layout: KVLayout, region: Region, prepare: Callable[[BlockMover, int], Prepared]
-    ) -> Self:
-        """Map the peer's pool and measure the link. Raises TransferError."""
+    ) -> tuple[_Peer, Prepared]:
+        """Map the pool, prepare moves into it and measure the link. Raises TransferError."""
         try:
             shared, probe = (
                 SharedMemory(bytes.fromhex(region.address[name]), int(region.address[f"{name}_offset"]))
                 for name in ("pool", "probe")
             )
-            mover = BlockMover(pool, layout)  # used by the event loop alone
-            target = await asyncio.to_thread(mover.on_device, partial(open_shared, shared))
-            move = await asyncio.to_thread(prepare, mover, target)
-            link = cls(mover, move, region, target, shared)
-            link.bandwidth = await asyncio.to_thread(_measure, mover, region.layout, probe)
+            peer = cls(pool, layout, region)
+            peer.target = await asyncio.to_thread(peer.mover.on_device, partial(open_shared, shared))
+            peer._shared = shared
+            move = await asyncio.to_thread(prepare, peer.mover, peer.target)
+            peer.bandwidth = await asyncio.to_thread(_measure, peer.mover, region.layout, probe)
         except (CudaDriverError, KeyError, ValueError) as error:
             raise TransferError(f"the peer's pool can't be mapped: {error}") from error
-        if link.bandwidth < SLOW_LINK_BYTES_PER_S:
-            log.warning("cuda_ipc.slow_link", extra={"gb_per_s": round(link.bandwidth / 1e9, 1), "expected": "NVLink"})
-        return link
+        if peer.bandwidth < SLOW_LINK_BYTES_PER_S:
+            log.warning("cuda_ipc.slow_link", extra={"gb_per_s": round(peer.bandwidth / 1e9, 1), "expected": "NVLink"})
+        return peer, move
 
-    def _check_open(self) -> None:
-        if self._closed:
+    def check_open(self) -> None:
+        """Raise TransferError after `close`."""
+        if self._shared is None:
             raise TransferError("the link is closed")
 
-    async def _launched(self, start: Callable[[], None], num_bytes: int) -> bytes:
+    async def launched(self, flight: Flight, start: Callable[[], None], num_bytes: int) -> bytes:
         """Return the digests of one launch. A cancelled caller still waits for the end: a launched write can't be stopped."""
         async with self._turn:
             try:
                 start()
-                if not self._move.soon(num_bytes / self.bandwidth):
-                    waiting = asyncio.ensure_future(self._move.done())
+                if not flight.soon(num_bytes / self.bandwidth):
+                    waiting = asyncio.ensure_future(flight.done())
                     try:
                         await asyncio.shield(waiting)
                     except asyncio.CancelledError:
                         await asyncio.wait([waiting])
                         raise
-                return self._move.digests()
+                return flight.digests()
             except (RuntimeError, CudaDriverError) as error:
                 raise TransferError(f"push failed: {error}") from error
 
     async def close(self) -> None:
         """Refuse further pushes, wait for the one in flight, unmap."""
-        if not self._closed:
-            self._closed = True
+        shared, self._shared = self._shared, None
+        if shared is not None:
             async with self._turn:
-                self._mover.on_device(partial(close_shared, self._target, self._shared))
+                self.mover.on_device(partial(close_shared, self.target, shared))
 
 
-class CudaIpcLink(_Mapped[BlockMove]):
+class CudaIpcLink:
     """A peer's pool that takes our blocks whole."""
+
+    def __init__(self, peer: _Peer, move: BlockMove) -> None:
+        self._peer, self._move = peer, move
+        self.bandwidth = peer.bandwidth
 
     @classmethod
     async def open(cls, pool: torch.Tensor, layout: KVLayout, region: Region) -> CudaIpcLink:
         """Map the peer's pool and measure the link. Raises TransferError."""
-        return await cls._open(pool, layout, region, lambda mover, target: mover.move_to(target))
+        return cls(*await _Peer.open(pool, layout, region, lambda mover, target: mover.move_to(target)))
 
     async def push(
         self,
@@ -233,37 +236,50 @@ class CudaIpcLink(_Mapped[BlockMove]):
         destination_blocks: Sequence[int],
         timeout_s: float,
     ) -> bytes:
-        self._check_open()
-        check_run(
-            source_blocks, destination_blocks, num_source=self._mover.num_blocks, num_destination=self._num_blocks
-        )
+        peer, move = self._peer, self._move
+        peer.check_open()
+        check_run(source_blocks, destination_blocks, num_source=peer.mover.num_blocks, num_destination=peer.num_blocks)
         digests = []
         for first in range(0, len(source_blocks), MAX_BLOCKS):
             part = slice(first, first + MAX_BLOCKS)
-            start = partial(self._move.start, source_blocks[part], destination_blocks[part])
-            digests.append(await self._launched(start, len(source_blocks[part]) * self._mover.block_bytes))
+            start = partial(move.start, source_blocks[part], destination_blocks[part])
+            num_bytes = len(source_blocks[part]) * peer.mover.block_bytes
+            digests.append(await peer.launched(move.flight, start, num_bytes))
         return b"".join(digests)
 
+    async def close(self) -> None:
+        await self._peer.close()
 
-class CudaIpcShareLink(_Mapped[ShareMove]):
+
+class CudaIpcShareLink:
     """The pool of a peer's rank, which takes our share of each block."""
+
+    def __init__(self, peer: _Peer, move: ShareMove) -> None:
+        self._peer, self._move = peer, move
+        self.bandwidth = peer.bandwidth
 
     @classmethod
     async def open(cls, pool: torch.Tensor, layout: KVLayout, region: Region, share: Share) -> CudaIpcShareLink:
         """Map the peer's pool and measure the link. Raises TransferError."""
-        return await cls._open(
-            pool, layout, region, lambda mover, target: ShareMove(mover, target, region.layout, share)
+        return cls(
+            *await _Peer.open(
+                pool, layout, region, lambda mover, target: ShareMove(mover, target, region.layout, share)
+            )
         )
 
     async def push_moves(self, *, lease_id: int, generation: int, moves: Sequence[Move], timeout_s: float) -> bytes:
-        self._check_open()
-        check_moves(moves, num_source=self._mover.num_blocks, num_destination=self._num_blocks)
+        peer, move = self._peer, self._move
+        peer.check_open()
+        check_moves(moves, num_source=peer.mover.num_blocks, num_destination=peer.num_blocks)
         return b"".join(
             [
-                await self._launched(partial(self._move.start, some), self._move.num_bytes(some))
-                for some in self._move.launches(moves)
+                await peer.launched(move.flight, partial(move.start, some), move.num_bytes(some))
+                for some in move.launches(moves)
             ]
         )
+
+    async def close(self) -> None:
+        await self._peer.close()
 
 
 def _measure(mover: BlockMover, layout: KVLayout, probe: SharedMemory) -> float:
@@ -281,7 +297,7 @@ def _measure(mover: BlockMover, layout: KVLayout, probe: SharedMemory) -> float:
         for _ in range(PROBES):
             started = time.perf_counter()
             mover.on_device(partial(move.start, blocks, range(len(blocks))))
-            move.wait()
+            move.flight.wait()
             best = min(best, time.perf_counter() - started)
     finally:
         mover.on_device(partial(close_shared, target, probe))

@@ -35,20 +35,27 @@ class BlockArray(NamedTuple):
     by_index: bool
 
 
-class Launched:
-    """A prepared move, as a single launch on a stream, with its request and its answer in host memory.
+class Flight:
+    """Moves of one kind, each a single launch on a stream, with request and answer in host memory.
 
     Use one thread and one move at a time: between its start and its end only `is_done` and the waits may be called.
     """
 
-    def __init__(self, device: torch.device, stream: torch.cuda.Stream | None, *, words: int) -> None:
-        """`words`: int64 that a request has at most, beside its first."""
+    def __init__(
+        self,
+        device: torch.device,
+        stream: torch.cuda.Stream | None,
+        enqueue: Callable[..., None],
+        *,
+        words: int = MAX_BLOCKS,
+    ) -> None:
+        """`enqueue(request, digests, finished, answer)` launches the kernel. `words`: a request's most, beside its first."""
         self._device, self._stream = device, stream
         pinned = stream is not None
         self._request, self._answer = (
             torch.zeros(1 + number, dtype=torch.int64, pin_memory=pinned) for number in (words, MAX_BLOCKS)
         )
-        self._head = self._request.numpy()
+        self.request = self._request.numpy()
         self._landed = self._answer.numpy()
         self._sign = self._landed.data
         self._digests = torch.zeros(MAX_BLOCKS, dtype=torch.int64, device=device)
@@ -56,15 +63,13 @@ class Launched:
         self._sequence = self._count = 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._thread = 0  # id of the thread that launched last
-
-    def _enqueue(self) -> None:
-        """Launch the kernel on the current stream."""
-        raise NotImplementedError
+        self._enqueue = partial(enqueue, self._request, self._digests, self._finished, self._answer)
+        if stream is not None:
+            self._capture()
 
     def _capture(self) -> None:
         """Compile the kernel and capture its launch: launching a graph takes a fraction of the time."""
-        if self._stream is None:
-            return
+        assert self._stream is not None
         torch.cuda.synchronize(self._device)  # the zeros must be written before another stream writes
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             self._enqueue()  # an empty move that triggers compilation
@@ -76,10 +81,10 @@ class Launched:
             finally:
                 self._graph.capture_end()
 
-    def _launch(self, count: int) -> None:
-        """Start what the request says of `count` blocks."""
-        self._sequence = self._sequence % (2**31 - 1) + 1
-        self._head[0] = self._sequence << 32 | count
+    def launch(self, count: int, *, digests: int) -> None:
+        """Start the `count` blocks or pieces that the request names behind its first word; so many digests follow."""
+        self._count, self._sequence = digests, self._sequence % (2**31 - 1) + 1
+        self.request[0] = self._sequence << 32 | count
         if self._stream is not None and self._thread != threading.get_ident():
             use_device(self._device.index or 0)
             self._thread = threading.get_ident()
@@ -132,7 +137,7 @@ class Launched:
             await asyncio.sleep(0 if spin else 0.001)
 
 
-class Move(Launched):
+class Move:
     """A move of blocks from one array to another. `target` None: the blocks are only digested."""
 
     def __init__(
@@ -146,37 +151,27 @@ class Move(Launched):
         digest: bool,
         indices: torch.Tensor | None = None,
     ) -> None:
-        super().__init__(device, stream, words=MAX_BLOCKS)
-        self._indices = indices
-        self._ids = self._head[1:].view(np.int32).reshape(-1, 2)  # source and target of each block
-        self._way = (source.address, None if target is None else target.address)
-        self._block_lanes = block_bytes // LANE_BYTES
-        self._kind = {
-            "source_ids": source.by_index,
-            "target_ids": target is not None and target.by_index,
-            "digest": digest,
-        }
-        self._capture()
-
-    def _enqueue(self) -> None:
-        move_blocks(
-            self._request,
-            *self._way,
-            self._digests,
-            self._finished,
-            self._answer,
-            indices=self._indices,
-            block_lanes=self._block_lanes,
-            **self._kind,
+        enqueue = partial(
+            move_blocks,
+            source=source.address,
+            target=None if target is None else target.address,
+            indices=indices,
+            source_ids=source.by_index,
+            target_ids=target is not None and target.by_index,
+            digest=digest,
+            block_lanes=block_bytes // LANE_BYTES,
         )
+        self.flight = Flight(device, stream, enqueue)
+        self._ids = self.flight.request[1:].view(np.int32).reshape(-1, 2)  # source and target of each block
 
     def start(self, source_blocks: Sequence[int] | None, target_blocks: Sequence[int] | None) -> None:
         """Start moving at most `MAX_BLOCKS` blocks. None: they are contiguous."""
+        count = 0
         for column, blocks in enumerate((source_blocks, target_blocks)):
             if blocks is not None:
-                self._count = len(blocks)
-                self._ids[: self._count, column] = blocks
-        self._launch(self._count)
+                count = len(blocks)
+                self._ids[:count, column] = blocks
+        self.flight.launch(count, digests=count)
 
 
 class BlockMover:
@@ -217,8 +212,8 @@ class BlockMover:
                 self._digesting = self._move(self._blocks, None, digest=True)
             for start in range(0, len(blocks), MAX_BLOCKS):
                 self.on_device(partial(self._digesting.start, blocks[start : start + MAX_BLOCKS], None))
-                self._digesting.wait()
-                parts.append(self._digesting.digests())
+                self._digesting.flight.wait()
+                parts.append(self._digesting.flight.digests())
         return b"".join(parts)
 
     def on_device(self, work: Callable[[], Result]) -> Result:
@@ -247,12 +242,12 @@ def mover_of(pool: torch.Tensor, layout: KVLayout | None = None) -> BlockMover:
 
 def move_blocks(
     request: torch.Tensor,
-    source: int,
-    target: int | None,
     digests: torch.Tensor,
     finished: torch.Tensor,
     answer: torch.Tensor,
     *,
+    source: int,
+    target: int | None,
     indices: torch.Tensor | None,
     source_ids: bool,
     target_ids: bool,
@@ -272,11 +267,11 @@ def move_blocks(
 
     triton_blocks.move_blocks(
         request,
-        source,
-        target,
         digests,
         finished,
         answer,
+        source=source,
+        target=target,
         indices=indices,
         source_ids=source_ids,
         target_ids=target_ids,

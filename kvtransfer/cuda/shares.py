@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from common.pages import LANE_BYTES, KVLayout
-from kvtransfer.cuda.mover import MAX_BLOCKS, BlockMover, Launched
+from kvtransfer.cuda.mover import MAX_BLOCKS, BlockMover, Flight
 from kvtransfer.plan import Item, Runs, is_sharded, lane_indices, lanes_at
 from kvtransfer.shares import ZEROS, Move, Piece, Share
 
@@ -22,26 +22,31 @@ Column = npt.NDArray[np.int64]
 HEAD_WORDS = 2  # the sequence with the number of blocks, the number of moves
 
 
-class ShareMove(Launched):
+class ShareMove:
     """Moves of a share from `mover`'s pool into the pool at address `target`, whose layout is `layout`."""
 
     def __init__(self, mover: BlockMover, target: int, layout: KVLayout, share: Share) -> None:
-        super().__init__(mover.device, mover.stream, words=HEAD_WORDS - 1 + 2 * MAX_BLOCKS)
         kinds = dict.fromkeys(piece for group in share.groups for piece in group)
-        pieces = {piece: number for number, piece in enumerate(kinds)}
-        self._pieces, self._share, self._found = pieces, share, dict[Item, list[Piece]]()
-        listed = [_lanes(piece.runs) for piece in pieces]
+        self._kinds = {piece: number for number, piece in enumerate(kinds)}
+        self._share, self._found = share, dict[Item, list[Piece]]()
+        listed = [_lanes(piece.runs) for piece in kinds]
         lengths = [len(lanes) for lanes, _ in listed]
         ours, theirs = (np.concatenate([each[end] for each in listed]) for end in (0, 1))
         places = lane_indices(layout)[theirs] if is_sharded(layout) else theirs
         put = partial(torch.tensor, device=mover.device)
-        self._lanes = put(np.stack([ours, theirs], axis=1).astype(np.int32))
-        self._places, self._spans = put(places), put(np.cumsum([0, *lengths]))
-        self._longest = max(lengths)
-        self._way = mover.address, target
-        self._sizes = mover.block_bytes // LANE_BYTES, layout.block_bytes // LANE_BYTES
-        self._units = self._head[HEAD_WORDS:].view(np.int32).reshape(-1, 4)  # blocks of both ends, piece, move
-        self._capture()
+        enqueue = partial(
+            move_shares,
+            source=mover.address,
+            target=target,
+            lanes=put(np.stack([ours, theirs], axis=1).astype(np.int32)),
+            places=put(places),
+            spans=put(np.cumsum([0, *lengths])),
+            longest=max(lengths),
+            source_lanes=mover.block_bytes // LANE_BYTES,
+            target_lanes=layout.block_bytes // LANE_BYTES,
+        )
+        self.flight = Flight(mover.device, mover.stream, enqueue, words=HEAD_WORDS - 1 + 2 * MAX_BLOCKS)
+        self._units = self.flight.request[HEAD_WORDS:].view(np.int32).reshape(-1, 4)  # both blocks, kind, move
 
     def launches(self, moves: Sequence[Move]) -> Iterator[Sequence[Move]]:
         """Split moves into those of one launch each."""
@@ -57,13 +62,13 @@ class ShareMove(Launched):
     def start(self, moves: Sequence[Move]) -> None:
         """Start the moves of one launch; each has a digest, 0 where the share has nothing of it."""
         units = [
-            (move.entry[piece.source], move.block, self._pieces[piece], number)
+            (move.entry[piece.source], move.block, self._kinds[piece], number)
             for number, move in enumerate(moves)
             for piece in self._pieces_of(move)
         ]
-        self._count = self._head[1] = len(moves)
+        self.flight.request[1] = len(moves)
         self._units[: len(units)] = np.array(units, dtype=np.int32).reshape(-1, 4)
-        self._launch(len(units))
+        self.flight.launch(len(units), digests=len(moves))
 
     def num_bytes(self, moves: Sequence[Move]) -> int:
         """The bytes that the moves write."""
@@ -75,21 +80,6 @@ class ShareMove(Launched):
         if kind not in self._found:
             self._found[kind] = self._share.pieces(kind)
         return self._found[kind]
-
-    def _enqueue(self) -> None:
-        move_shares(
-            self._request,
-            *self._way,
-            self._digests,
-            self._finished,
-            self._answer,
-            lanes=self._lanes,
-            places=self._places,
-            spans=self._spans,
-            longest=self._longest,
-            source_lanes=self._sizes[0],
-            target_lanes=self._sizes[1],
-        )
 
 
 def _lanes(runs: Sequence[Runs]) -> tuple[Column, Column]:
@@ -104,12 +94,12 @@ def _lanes(runs: Sequence[Runs]) -> tuple[Column, Column]:
 
 def move_shares(
     request: torch.Tensor,
-    source: int,
-    target: int,
     digests: torch.Tensor,
     finished: torch.Tensor,
     answer: torch.Tensor,
     *,
+    source: int,
+    target: int,
     lanes: torch.Tensor,
     places: torch.Tensor,
     spans: torch.Tensor,
@@ -129,11 +119,11 @@ def move_shares(
 
     triton_blocks.move_shares(
         request,
-        source,
-        target,
         digests,
         finished,
         answer,
+        source=source,
+        target=target,
         lanes=lanes,
         places=places,
         spans=spans,

@@ -19,12 +19,12 @@ PUSHING_PROGRAMS = 132
 
 def move_blocks(
     request: torch.Tensor,
-    source: int,
-    target: int | None,
     digests: torch.Tensor,
     finished: torch.Tensor,
     answer: torch.Tensor,
     *,
+    source: int,
+    target: int | None,
     indices: torch.Tensor | None,
     source_ids: bool,
     target_ids: bool,
@@ -42,12 +42,12 @@ def move_blocks(
 
 def move_shares(
     request: torch.Tensor,
-    source: int,
-    target: int,
     digests: torch.Tensor,
     finished: torch.Tensor,
     answer: torch.Tensor,
     *,
+    source: int,
+    target: int,
     lanes: torch.Tensor,
     places: torch.Tensor,
     spans: torch.Tensor,

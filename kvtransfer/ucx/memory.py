@@ -233,8 +233,8 @@ class DeviceSlot:
         self._gather.start(blocks, None)
 
     async def packed(self, wire: Wire) -> bytes:
-        await wire.until(self._gather.is_done)
-        return self._gather.digests()
+        await wire.until(self._gather.flight.is_done)
+        return self._gather.flight.digests()
 
     def pack_share(self, piece: Piece, moves: Sequence[Move], factors: Factors) -> None:
         raise NotImplementedError
@@ -245,10 +245,10 @@ class DeviceSlot:
     def unpacked(self, meanwhile: Callable[[], object]) -> None:
         """Poll until the piece is in place (about 20 us); on a much slower device wait without holding the GIL."""
         give_up_at = time.perf_counter() + DeviceMemory.hold_s
-        while not self._scatter.is_done():
+        while not self._scatter.flight.is_done():
             meanwhile()
             if time.perf_counter() > give_up_at:
-                self._scatter.wait()
+                self._scatter.flight.wait()
 
 
 def _whole_blocks(num_bytes: int, block_bytes: int) -> int:

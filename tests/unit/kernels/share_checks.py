@@ -43,9 +43,9 @@ def check_widths(name: str, device: str, large: bool) -> None:
                     found = []
                     for some in (part for half in (moves[:5], moves[5:]) for part in move.launches(half)):
                         move.start(some)
-                        move.wait()
-                        assert move.is_done()
-                        found.append(move.digests())
+                        move.flight.wait()
+                        assert move.flight.is_done()
+                        found.append(move.flight.digests())
                     assert b"".join(found) == digests
                 assert torch.equal(theirs.cpu(), torch.from_numpy(wanted.view("int32")))
 

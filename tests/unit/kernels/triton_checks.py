@@ -348,9 +348,9 @@ def _check_moves(pool: torch.Tensor) -> None:
 def _run(move: Move, source: torch.Tensor | None, target: torch.Tensor | None) -> bytes:
     move.start(*(None if blocks is None else blocks.tolist() for blocks in (source, target)))
     give_up_at = time.monotonic() + 60
-    while not move.is_done():  # the bytes must be there as soon as it says so
+    while not move.flight.is_done():  # the bytes must be there as soon as it says so
         assert time.monotonic() < give_up_at
-    return move.digests()
+    return move.flight.digests()
 
 
 CHECKS: dict[str, Callable[[str, bool], None]] = {
