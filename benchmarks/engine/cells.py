@@ -206,8 +206,9 @@ class Offline:
         ]
 
     async def run(self, bench: Bench) -> float:
-        warm_up = bench.prompts.requests([self.prompt] * self.warm_up, max_tokens=min(8, self.output))
-        await _all_at_once(bench, warm_up)
+        if self.warm_up:
+            warm_up = bench.prompts.requests([self.prompt] * self.warm_up, max_tokens=min(8, self.output))
+            await _all_at_once(bench, warm_up)
         return await _all_at_once(bench, bench.prompts.requests([self.prompt] * self.requests, max_tokens=self.output))
 
 
