@@ -143,6 +143,7 @@ def create_app(
     ignores = settings.ignores_unknown_fields
     pooled = PoolingRoutes(answering, metrics, body_limits, ignores_unknown=ignores)
     serving = ServingRoutes(table, answers, door, metrics, body_limits, kept.memories).routes
+    tensors = None
     if pooling is not None:
         tensors = PooledTensors(pooled, body_limits, lambda name: bool(catalogue.pooled_name(name)))
         shared = {path: tensors.before(serving.posts[path]) for path in of_models("/infer")}
@@ -181,7 +182,7 @@ def create_app(
     )
     for each in routes:
         each.add_to(app)
-    app.state.door = door
+    app.state.door, app.state.pooled_tensors = door, tensors
     return app
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import Request, Response
 
@@ -13,7 +14,7 @@ from common.errors import ServingError
 from gateway.http.api import ApiPart, post
 from gateway.http.application import Routes
 from gateway.http.body import BodyLimits, read_fields
-from gateway.http.exchange import CLIENT_LEFT, ClientLeftError, request_scope, unless_gone
+from gateway.http.exchange import CLIENT_LEFT, ClientLeftError, RequestScope, request_scope, unless_gone
 from gateway.http.fields import ignored_header
 from gateway.http.problem import answer_of
 from gateway.observe.metrics import GatewayMetrics
@@ -25,6 +26,8 @@ from gateway.pooling.similarity import Similarity
 from gateway.pooling.sparse import TeiSparse
 from gateway.pooling.vectors import SCHEMAS, CohereEmbed, Embeddings, Pooled, TeiEmbed
 from modelfiles.pooling import EMBED, TOKENS
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +89,32 @@ class PoolingRoutes:
 
     async def answer(self, name: str, path: Path, request: Request, body: Any) -> Response:
         """Answer a body, and count it. Raises ServingError."""
+
+        async def tell(asking: Asking) -> Any:
+            return await unless_gone(request, path.api.answer(body, asking))
+
+        try:
+            told, asking = await self.counted(name, path, body, request_scope(request.scope), tell)
+        except ClientLeftError:
+            return Response(status_code=CLIENT_LEFT)
+        return answer_of(told, headers={**asking.headers, **ignored_header(body)})
+
+    async def counted(
+        self, name: str, path: Path, body: Any, scope: RequestScope, tell: Callable[[Asking], Awaitable[Found]]
+    ) -> tuple[Found, Asking]:
+        """Count a body and what `tell` says to it; return that with the asking. Raises ServingError, ClientLeftError."""
         self._metrics.asked(path.dialect, name)
-        asking = Asking(self._answering, request_scope(request.scope))
+        asking = Asking(self._answering, scope)
         model = str(getattr(body, "model", ""))
         try:
-            told = await unless_gone(request, path.api.answer(body, asking))
+            found = await tell(asking)
         except ServingError as error:
             self._metrics.failed(error.code, model=model)
             raise
-        except ClientLeftError:
+        except (ClientLeftError, asyncio.CancelledError):
             self._metrics.failed("client_left", model=model)
-            return Response(status_code=CLIENT_LEFT)
+            raise
         for model, tokens in asking.used.items():
             self._metrics.tokens.add(model, prompt=tokens, generated=0, cached=0)
             self._metrics.finished(model, "stop")
-        return answer_of(told, headers={**asking.headers, **ignored_header(body)})
+        return found, asking

@@ -16,12 +16,12 @@ from gateway.dialects.kserve.binary import BINARY, HEADER, SIZE, unpacked
 from gateway.dialects.kserve.generate import check_version
 from gateway.dialects.kserve.infer import BINARY_DATA, InferInput, InferOutput
 from gateway.dialects.kserve.outputs import VERSION
-from gateway.dialects.kserve.rows import EMBEDDING, FLOATS, PAIR, SCORES
+from gateway.dialects.kserve.rows import EMBEDDING, FLOATS, PAIR, SCORES, RowTensor
 from gateway.dialects.kserve.tensors import BYTES, values_of
 from gateway.http.api import ref
 from gateway.http.application import Handler
 from gateway.http.body import BodyLimits, checked, read_body
-from gateway.http.exchange import fields_of, request_scope
+from gateway.http.exchange import RequestScope, fields_of, request_scope
 from gateway.http.fields import StrictFields, parse_body
 from gateway.http.problem import Content, Json
 from gateway.pooling.apis import Asking, Side, written
@@ -105,6 +105,12 @@ class PooledInfer:
 
     async def answer(self, body: PooledInferRequest, asking: Asking) -> Content:
         """Raises as `Answering.answer`."""
+        name, rows = await self.rows(body, asking)
+        found: Content = await written(rows, lambda: _content(body, name, rows))
+        return found
+
+    async def rows(self, body: PooledInferRequest, asking: Asking) -> tuple[str, Rows]:
+        """The output's name and its rows. Raises as `Answering.answer`."""
         check_version(body.model, body.version)
         given, pooling = body.parameters, asking.answering.find(body.model).pooling
         name = SCORES if pooling.labels else EMBEDDING
@@ -130,23 +136,26 @@ class PooledInfer:
                 fitting=fitting,
             )
         )
-        found: Content = await written(rows, lambda: _content(body, name, rows))
-        return found
+        return name, rows
 
 
 def _content(body: PooledInferRequest, name: str, rows: Rows) -> Content:
     raw = b"".join(rows.values)
     about: Json = {"name": name, "datatype": FLOATS, "shape": [len(rows.values), rows.width]}
     about |= {"parameters": {SIZE: len(raw)}} if body.is_binary else {"data": numbers(raw)}
-    head: Json = {"model_name": body.model, "model_version": VERSION}
-    text = msgspec.json.encode(({} if body.id is None else {"id": body.id}) | head | {"outputs": [about]})
+    text = msgspec.json.encode(_head(body) | {"outputs": [about]})
     if not body.is_binary:
         return Content(body=text)
     return Content(body=text + raw, media_type=BINARY, headers={HEADER: str(len(text))})
 
 
+def _head(body: PooledInferRequest) -> dict[str, str]:
+    return ({} if body.id is None else {"id": body.id}) | {"model_name": body.model, "model_version": VERSION}
+
+
 INFER = "/v2/models/{model}/infer"
-_PATH = Path(PooledInfer(), "kserve", error="KServeError")
+_INFER = PooledInfer()
+_PATH = Path(_INFER, "kserve", error="KServeError")
 _SPAN: Attributes = {"gen_ai.operation.name": _PATH.operation}
 
 
@@ -154,14 +163,15 @@ class PooledTensors:
     """Answers where a path's model pools."""
 
     def __init__(self, pooling: PoolingRoutes, limits: BodyLimits, pools: Callable[[str], bool]) -> None:
-        self._pooling, self._limits, self._pools = pooling, limits, pools
+        """`pools(name)`: whether a model of that name pools."""
+        self._pooling, self._limits, self.pools = pooling, limits, pools
 
     def before(self, other: Handler) -> Handler:
         """A handler that leaves models that generate to another one."""
 
         async def answer(request: Request) -> Response:
             named = str(request.path_params.get("model", ""))
-            return await (self._answer if self._pools(named) else other)(request)
+            return await (self._answer if self.pools(named) else other)(request)
 
         return answer
 
@@ -170,6 +180,20 @@ class PooledTensors:
         body = await checked(raw, partial(_read, headers=headers, given=request.path_params), self._limits)
         request_scope(request.scope).trace.answered = lambda: _SPAN
         return await self._pooling.answer(INFER, _PATH, request, body)
+
+    async def told(
+        self, body: PooledInferRequest, scope: RequestScope, path: str
+    ) -> tuple[Mapping[str, str], RowTensor, Mapping[str, str]]:
+        """For gRPC: the answer's head, its tensor, and its headers. `path`: the method in metrics. Raises ServingError."""
+        scope.trace.answered = lambda: _SPAN
+        (name, rows), asking = await self._pooling.counted(path, _PATH, body, scope, partial(_INFER.rows, body))
+        tensor = RowTensor(name, [len(rows.values), rows.width], b"".join(rows.values))
+        return _head(body), tensor, asking.headers
+
+
+def pooled_request(raw: bytes) -> PooledInferRequest:
+    """Read a body that names its model. Raises InvalidRequestError."""
+    return parse_body(raw, PooledInferRequest)
 
 
 def _read(raw: bytes, *, headers: Mapping[str, str], given: Mapping[str, str]) -> PooledInferRequest:

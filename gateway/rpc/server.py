@@ -10,6 +10,7 @@ from pathlib import Path
 import grpc
 
 from gateway.http.body import BodyLimits
+from gateway.pooling.tensors import PooledTensors
 from gateway.routes.door import Door
 from gateway.rpc.service import InferenceService
 
@@ -34,10 +35,10 @@ class RpcSettings:
 
 
 @asynccontextmanager
-async def serving(door: Door, settings: RpcSettings) -> AsyncIterator[int]:
+async def serving(door: Door, settings: RpcSettings, pooled: PooledTensors | None = None) -> AsyncIterator[int]:
     """Context manager: serve gRPC; yields the port. Raises OSError if it is in use."""
     limits = BodyLimits(max_bytes=settings.max_body_bytes)
-    service = InferenceService(door, limits, ignores_unknown=settings.ignores_unknown_fields)
+    service = InferenceService(door, limits, ignores_unknown=settings.ignores_unknown_fields, pooled=pooled)
     server = grpc.aio.server(options=_options(settings), maximum_concurrent_rpcs=settings.max_calls)
     server.add_generic_rpc_handlers((service.handler(),))
     port = _listen(server, settings)

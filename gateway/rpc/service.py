@@ -26,6 +26,7 @@ from gateway.dialects.table import Entry
 from gateway.http.body import BodyLimits, checked
 from gateway.http.exchange import RequestScope, Way
 from gateway.http.problem import INTERNAL, Json, Problem, problem_of
+from gateway.pooling.tensors import PooledTensors, pooled_request
 from gateway.routes.door import Begun, Door
 from gateway.rpc.messages import MESSAGES
 from gateway.rpc.pieces import Pieces
@@ -49,6 +50,8 @@ _REFUSED = {
     "LogSettings": NO_LOGGING,
 }  # fmt: skip
 OPEN = ("ServerLive", "ServerReady")  # no key is needed
+
+Metadata = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +94,11 @@ _VIEWS = {
 class InferenceService:
     """All methods, for `grpc.aio`."""
 
-    def __init__(self, door: Door, limits: BodyLimits, *, ignores_unknown: bool = False) -> None:
-        self._door = door
+    def __init__(
+        self, door: Door, limits: BodyLimits, *, ignores_unknown: bool = False, pooled: PooledTensors | None = None
+    ) -> None:
+        """`pooled`: answers for models that pool."""
+        self._door, self._pooled = door, pooled
         self._limits = limits
         self._whole = _entry("ModelInfer", Infer(streams=False), ignores_unknown=ignores_unknown)
         self._streamed = _entry("ModelStreamInfer", Infer(streams=True), ignores_unknown=ignores_unknown)
@@ -128,6 +134,10 @@ class InferenceService:
     async def infer(self, request: Any, context: Any) -> Any:
         """One whole answer."""
         try:
+            if self._pooled is not None and self._pooled.pools(request.model_name):
+                response, metadata = await self._rows(self._pooled, self._whole, request, context)
+                context.set_trailing_metadata(metadata)
+                return response
             with self._entered(self._whole, context) as scope:
                 begun = await self._begin(self._whole, scope, request, context)
                 context.set_trailing_metadata(_metadata(scope, begun.headers))
@@ -162,6 +172,10 @@ class InferenceService:
     async def _answered(self, request: Any, context: Any, write: Callable[[Any], Any]) -> None:
         """One of a stream's answers, or its error."""
         try:
+            if self._pooled is not None and self._pooled.pools(request.model_name):
+                rows, _ = await self._rows(self._pooled, self._streamed, request, context, is_final=True)
+                await write(MESSAGES["StreamedResponse"](infer_response=rows))
+                return
             with self._entered(self._streamed, context) as scope:
                 begun = await self._begin(self._streamed, scope, request, context)
                 with begun.ending():
@@ -171,6 +185,15 @@ class InferenceService:
         except Exception as error:
             named = MESSAGES["InferResponse"](model_name=request.model_name, id=request.id)
             await write(MESSAGES["StreamedResponse"](error_message=_problem(error).message, infer_response=named))
+
+    async def _rows(
+        self, pooled: PooledTensors, entry: Entry, request: Any, context: Any, *, is_final: bool | None = None
+    ) -> tuple[Any, Metadata]:
+        """The response of a model that pools, and the call's metadata. Raises ServingError."""
+        with self._entered(entry, context) as scope:
+            body = await checked(body_of(request), pooled_request, self._limits)
+            named, tensor, headers = await pooled.told(body, scope, entry.path)
+            return response_of(named, [tensor], is_final=is_final), _metadata(scope, headers)
 
     @contextmanager
     def _entered(self, entry: Entry, context: Any) -> Iterator[RequestScope]:
@@ -255,7 +278,7 @@ def _headers(context: Any) -> dict[str, str]:
     return {name: value for name, value in reversed(context.invocation_metadata() or ()) if isinstance(value, str)}
 
 
-def _metadata(scope: RequestScope, headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+def _metadata(scope: RequestScope, headers: Mapping[str, str]) -> Metadata:
     return tuple(({"x-request-id": scope.request_id} | dict(headers)).items())
 
 

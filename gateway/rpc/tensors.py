@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from common.errors import InvalidRequestError
+from gateway.dialects.kserve.rows import RowTensor
 from gateway.dialects.kserve.tensors import BOOL, BYTES, Tensor, check_datatype, text_of, values_of_raw
 from gateway.http.problem import Json
 from gateway.rpc.messages import MESSAGES
@@ -73,7 +74,7 @@ def _parameters(parameters: Mapping[str, Any]) -> Json:
     return found
 
 
-def response_of(head: Mapping[str, str], tensors: Iterable[Tensor], *, is_final: bool | None = None) -> Any:
+def response_of(head: Mapping[str, str], tensors: Iterable[Tensor | RowTensor], *, is_final: bool | None = None) -> Any:
     """An `InferResponse` message, its tensors as bytes. `is_final`: for a stream, set on the last."""
     response = MESSAGES["InferResponse"](**head)
     for tensor in tensors:

@@ -45,6 +45,6 @@ async def rpc_served(app: FastAPI, settings: GatewaySettings) -> AsyncIterator[N
         shares_port=bool(settings.own_port),
         ignores_unknown_fields=settings.unknown_fields == "ignore",
     )
-    async with serving(app.state.door, bounds) as port:
+    async with serving(app.state.door, bounds, app.state.pooled_tensors) as port:
         log.info("gateway.serves_rpc", extra={"address": f"{settings.host}:{port}", "tls": bool(settings.tls_cert)})
         yield

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from gateway.answers.catalogue import PooledFacts
 from gateway.dialects.kserve.tensors import BYTES
 from gateway.dialects.kserve.wish import TEXT_INPUT
@@ -10,6 +12,16 @@ from gateway.http.problem import Json
 EMBEDDING, SCORES = "embedding", "scores"
 FLOATS = "FP32"
 PAIR = 2
+
+
+@dataclass(frozen=True, slots=True)
+class RowTensor:
+    """An output: a row of numbers for each text or pair, as bytes."""
+
+    name: str
+    shape: list[int]
+    raw: bytes
+    datatype: str = FLOATS
 
 
 def tensors_of(facts: PooledFacts) -> tuple[list[Json], list[Json]]:

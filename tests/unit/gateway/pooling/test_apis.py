@@ -3,126 +3,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import struct
-import sys
 from array import array
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
-import pytest_asyncio
 import torch
-import transformers
 
 from common.messages import Pool, Pooled
-from common.peers import Peers
-from engine.pooling.engine import PoolingConfig, PoolingEngine
-from gateway.answers.catalogue import Catalogue
-from gateway.app import HttpSettings, create_app
-from gateway.placement.agreement import Own
 from gateway.pooling.fleet import PoolingFleet, Turn
-from gateway.pooling.service import PoolingModels
-from gateway.pooling.texts import TextTokenizer
 from gateway.pooling.vectors import in_base64, lists, numbers
-from tests.fakes.bus import MemoryBus
-from tests.fakes.generations import ScriptedGenerations, ScriptedWorkers
-from tests.jina_models import build_jina, merged
-from tests.late_models import build_colbert, build_m3
-from tests.pooling_models import build_pooling_model
-from worker.identity import Identity
-from worker.pooling.pooler import Pooler, PoolerSettings
-from worker.settings import ModelIdentity
-
-QUERY = "capital of france"
-DOCUMENTS = ["paris is the capital of france", "the cat sat on the mat", "hello world, hello dog"]
-CLOSE = {"abs": 1e-5}
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("models")
-    made = {
-        "cross": build_pooling_model(folder / "cross", "BertForSequenceClassification", num_labels=1),
-        "mood": build_pooling_model(folder / "mood", "BertForSequenceClassification", num_labels=3),
-        "mini": build_pooling_model(folder / "mini"),
-        "late": build_colbert(folder / "late"),
-        "m3": build_m3(folder / "m3"),
-        "jina": build_jina(folder / "jina"),
-    }
-    prompts = '{"prompts": {"query": "the ", "document": ""}}'
-    (made["mini"] / "config_sentence_transformers.json").write_text(prompts)
-    return made
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def client(models: dict[str, Path]) -> AsyncIterator[httpx.AsyncClient]:
-    """The application beside a worker for each model."""
-    bus, peers, stopping = MemoryBus(), Peers(), asyncio.Event()
-    await peers.start(bus)
-    tokenizers = {name: TextTokenizer.read(folder) for name, folder in models.items()}
-    known = {name: Own(tokenizer=its.fingerprint) for name, its in tokenizers.items()}
-    pooling = PoolingModels(bus, peers, tokenizers, known, gateway_id="g")
-    running = [asyncio.create_task(pooler(bus, name, folder).run(stopping)) for name, folder in models.items()]
-    script = ScriptedGenerations(lambda spec: [])
-    catalogue = Catalogue(
-        {},
-        ScriptedWorkers(script),
-        pooled={name: its.facts for name, its in tokenizers.items()},
-        num_pooling=pooling.num_ready_of,
-    )
-    app = create_app(generations=script, catalogue=catalogue, settings=HttpSettings(), pooling=pooling)
-    while pooling.num_ready < len(models):
-        await asyncio.sleep(0.01)
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(app), base_url="http://localhost", verify=False
-    ) as opened:
-        yield opened
-    stopping.set()
-    await asyncio.gather(*running)
-    await peers.close()
-
-
-def pooler(bus: MemoryBus, name: str, folder: Path) -> Pooler:
-    settings = PoolerSettings(
-        served=ModelIdentity(name, tokenizer_fingerprint=TextTokenizer.read(folder).fingerprint),
-        max_batch_tokens=64,
-        step_timeout_s=300,
-        drain_s=60,
-    )
-    engine = PoolingEngine(PoolingConfig(model=folder))
-    return Pooler(bus=bus, identity=Identity(f"of-{name}", 1), engine=engine, settings=settings, end_process=sys.exit)
-
-
-def tokens(folder: Path, *texts: str) -> tuple[torch.Tensor, torch.Tensor]:
-    encoded = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json")).backend_tokenizer
-    found = encoded.encode(*texts)
-    return torch.tensor([found.ids]), torch.tensor([found.type_ids])
-
-
-def logits(folder: Path, *texts: str) -> torch.Tensor:
-    """Logits of a text or a pair as transformers computes them."""
-    ids, types = tokens(folder, *texts)
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
-    with torch.no_grad():
-        return model(ids, token_type_ids=types).logits[0]
-
-
-def vector(folder: Path, text: str) -> torch.Tensor:
-    ids, _ = tokens(folder, text)
-    with torch.no_grad():
-        states = transformers.AutoModel.from_pretrained(folder).eval()(ids).last_hidden_state[0]
-    return torch.nn.functional.normalize(states.mean(0), dim=0)
-
-
-async def ask(client: httpx.AsyncClient, path: str, **fields: Any) -> Any:
-    answer = await client.post(path, json=fields)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+from tests.jina_models import merged
+from tests.unit.gateway.pooling.served import CLOSE, DOCUMENTS, QUERY, ask, logits, tokens, vector
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -327,56 +223,6 @@ async def test_ollamas_fields_shorten_cut_and_are_checked(client: httpx.AsyncCli
     ):
         refused = await client.post("/api/embed", json={"model": "mini", **fields})
         assert (refused.status_code, says in refused.json()["error"]) == (400, True), refused.text
-
-
-@pytest.mark.asyncio(loop_scope="module")
-async def test_tensors_go_in_as_texts_and_come_out_as_rows(client: httpx.AsyncClient, models: dict[str, Path]) -> None:
-    wanted = [pytest.approx(vector(models["mini"], text).tolist(), **CLOSE) for text in DOCUMENTS]
-    about = {"name": "text_input", "datatype": "BYTES", "shape": [3]}
-    told = await ask(client, "/v2/models/mini/infer", id="mine", inputs=[about | {"data": DOCUMENTS}])
-    [output] = told["outputs"]
-    assert (told["id"], told["model_name"], told["model_version"]) == ("mine", "mini", "1")
-    assert (output["name"], output["datatype"], output["shape"]) == ("embedding", "FP32", [3, 32])
-    assert [output["data"][at : at + 32] for at in range(0, 96, 32)] == wanted
-    raw = b"".join(struct.pack("<I", len(text)) + text.encode() for text in DOCUMENTS)
-    inputs = [about | {"shape": [3, 1], "parameters": {"binary_data_size": len(raw)}}]
-    head = msgspec.json.encode({"inputs": inputs, "parameters": {"binary_data_output": True, "dimensions": 8}})
-    length = {"inference-header-content-length": str(len(head))}
-    answer = await client.post("/v2/models/mini/versions/1/infer", content=head + raw, headers=length)
-    end = int(answer.headers["inference-header-content-length"])
-    assert msgspec.json.decode(answer.content[:end])["outputs"][0]["parameters"] == {"binary_data_size": 96}
-    short = torch.nn.functional.normalize(vector(models["mini"], DOCUMENTS[0])[:8], dim=0)
-    assert list(struct.unpack("<8f", answer.content[end : end + 32])) == pytest.approx(short.tolist(), **CLOSE)
-    pairs = [part for text in DOCUMENTS for part in (QUERY, text)]
-    scored = await ask(client, "/v2/models/cross/infer", inputs=[about | {"shape": [3, 2], "data": pairs}])
-    scores = [logits(models["cross"], QUERY, text).sigmoid().item() for text in DOCUMENTS]
-    assert scored["outputs"][0]["data"] == pytest.approx(scores, **CLOSE)
-    for body, says in (
-        ({"inputs": [about | {"datatype": "FP32", "data": [1, 2, 3]}]}, "must be BYTES"),
-        ({"inputs": [about | {"shape": [2], "data": DOCUMENTS}]}, "has 3 elements"),
-        ({"inputs": [about | {"shape": [1, 2], "data": DOCUMENTS[:2]}]}, "a vector is of one text"),
-        ({"inputs": [about | {"data": DOCUMENTS}], "outputs": [{"name": "other"}]}, "embedding is"),
-        ({"inputs": [about | {"data": DOCUMENTS}], "parameters": {"beams": 2}}, "beams"),
-    ):
-        refused = await client.post("/v2/models/mini/infer", json=body)
-        assert (refused.status_code, says in refused.json()["error"]) == (400, True), refused.text
-
-
-@pytest.mark.asyncio(loop_scope="module")
-async def test_tensors_of_models_that_pool_are_described(client: httpx.AsyncClient) -> None:
-    described = (await client.get("/v2/models/mini")).json()
-    assert described["inputs"] == [{"name": "text_input", "datatype": "BYTES", "shape": [-1]}]
-    assert described["outputs"] == [{"name": "embedding", "datatype": "FP32", "shape": [-1, 32]}]
-    config = (await client.get("/v2/models/cross/config")).json()
-    assert config["output"] == [{"name": "scores", "data_type": "TYPE_FP32", "dims": [-1, 1]}]
-    assert (await client.get("/v2/models/mini/ready")).json() == {"name": "mini", "ready": True}
-    before = (await client.get("/v2/models/mini/stats")).json()["model_stats"][0]["inference_count"]
-    await ask(client, "/v1/embeddings", model="mini", input="a")
-    assert (await client.get("/v2/models/mini/stats")).json()["model_stats"][0]["inference_count"] == before + 1
-    listed = await ask(client, "/v2/repository/index")
-    assert {one["state"] for one in listed if one["name"] in ("cross", "mood", "mini")} == {"READY"}
-    for path in ("other", "other/ready", "mini/versions/2", "mini/versions/2/ready"):
-        assert (await client.get(f"/v2/models/{path}")).status_code == 404, path
 
 
 @pytest.mark.asyncio(loop_scope="module")
