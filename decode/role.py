@@ -33,6 +33,7 @@ from common.tracing import in_trace
 from common.words import Role
 from decode.drafts.speculation import NO_SPECULATION, Speculation
 from decode.intake import Intake
+from decode.micro_batches import MicroBatches
 from decode.pacing import GoalPacing
 from decode.request import DecodeRequest, drafts_of, record_decode
 from decode.scheduler import DecodeScheduler
@@ -69,7 +70,7 @@ class DecodeRole:
             turns=context.cache.turns,
             speculation=speculation,
         )
-        self.scheduler.elsewhere = context.cache.elsewhere
+        self.scheduler.elsewhere, self.scheduler.batches = context.cache.elsewhere, MicroBatches.of(context.passes)
         self._requests: dict[str, DecodeRequest] = {}  # includes ended ones until received
         self._local: dict[DecodeRequest, ClaimedJob] = {}  # local jobs without a first token yet
         self._building: set[DecodeRequest] = set()  # waiting for their grammar, with a batch slot

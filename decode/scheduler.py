@@ -8,7 +8,7 @@ Sampling depends on (seed, position) alone, so its text does not change.
 
 A sequence with a draft (`decode.drafts`) sits out until the tokens are known that its pass accepts, and one whose token in
 flight is likely to be followed by a draft until that token is. The others go on with two passes in flight, or wait, too, where
-the steps that those miss cost more.
+the steps that those miss cost more. In stages, each has a part of the streams (`decode.micro_batches`).
 
 A pass in flight keeps its sequences' blocks (`HeldBlocks`). A victim in such a pass is therefore left out of the plan, so
 that the next plan finds it free.
@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from decode.drafts.speculation import NO_SPECULATION, Speculation
+from decode.micro_batches import MicroBatches
 from decode.pacing import UNPACED, Pacing, Plan
 from decode.request import DecodeRequest
 from decode.resume_point import ResumePoint
@@ -73,7 +74,7 @@ class DecodeScheduler:
         self._may_draft = False  # there is room, also for the state behind a drafted token
         self._in_flight: dict[Sequence, DecodeRequest] = {}
         self.preemptions = 0
-        self.elsewhere = Elsewhere()
+        self.elsewhere, self.batches = Elsewhere(), MicroBatches()
 
     def __iter__(self) -> Iterator[DecodeRequest]:
         yield from self.running
@@ -124,11 +125,13 @@ class DecodeScheduler:
         if len(self._pool.groups) > 1:
             self._keep_resume_point()
         self.elsewhere.store_ahead()
-        if self._speculation.stops_the_others(self._num_verifying, len(self.running)):
+        verifying = 0 if self.batches.are_several else self._num_verifying
+        if self._speculation.stops_the_others(verifying, len(self.running)):
             return []
         plan = self._planned(token_budget)
         while not plan.shares and plan.has_preempted:  # the one in turn was itself preempted: try the others
             plan = self._planned(token_budget)
+        self.batches.planned([request.sequence for request in plan.shares])
         self._note_waits(plan)
         drafted = self._drafted(plan, most_rows=token_budget - sum(plan.shares.values()) + len(plan.shares))
         return [
@@ -157,6 +160,7 @@ class DecodeScheduler:
         candidates = [request for request in self.running if self._goes_on(request)]
         held_back = self._held_back(candidates)
         candidates = [request for request in candidates if request.sequence not in held_back]
+        candidates = self.batches.of_next(candidates, self.running, others_wait=bool(self.waiting))
         for request in candidates:
             if not request.is_prompt:
                 self._add(request, plan)

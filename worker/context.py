@@ -297,6 +297,8 @@ class Passes:
     wake: Callable[[], None]  # tells the pipeline that a role may have work
     budget: PromptBudget
     trials: Trials
+    stages: int = 1  # passes that are computed at a time
+    in_flight: Callable[[], int] = lambda: 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

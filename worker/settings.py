@@ -26,6 +26,7 @@ class WorkerSettings:
     served: ModelIdentity
     max_batch_tokens: int = 512
     max_sequences: int = 64
+    stages: int = 1
     step_targets: StepTargets = field(default_factory=StepTargets)
     step_timeout_s: float = 120.0  # longer passes count as hung
     drain_s: float = 30.0

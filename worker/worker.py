@@ -156,6 +156,7 @@ class Worker:
             health=DeviceHealth(step_timeout_s=settings.step_timeout_s),
             announce=Naming(bus=bus, identity=identity, trials=trials).name,
             threads=threads,
+            stages=settings.stages,
         )
         puller, self._lender, turns = None, None, Turns(changed=self._pipeline.wake)
         if settings.pulls and reaches_others(transfers.transport.name):
@@ -186,7 +187,13 @@ class Worker:
                 tier=tier,
                 puller=puller,
             ),
-            passes=Passes(wake=self._pipeline.wake, budget=self._pipeline.budget, trials=trials),
+            passes=Passes(
+                wake=self._pipeline.wake,
+                budget=self._pipeline.budget,
+                trials=trials,
+                stages=settings.stages,
+                in_flight=lambda: self._pipeline.num_in_flight,
+            ),
             jobs=jobs,
             outbox=FrameOutbox(bus=bus, identity=identity),
             messenger=messenger,
@@ -233,7 +240,7 @@ class Worker:
 
     @property
     def passes_in_flight(self) -> int:
-        return len(self._pipeline.in_flight)
+        return self._pipeline.num_in_flight
 
     def attach(self, role: Role, *, active: bool = True) -> None:
         """Add a role. Decode attaches first, so that running sequences get their tokens first."""

@@ -15,6 +15,7 @@ from collections.abc import Sequence as ListOf
 from common.blocks import hash_root, pack_tokens
 from common.messages import Job, SamplingParams
 from decode.drafts.speculation import NO_SPECULATION, Speculation
+from decode.micro_batches import MicroBatches
 from decode.request import DecodeRequest
 from decode.scheduler import DecodeScheduler
 from engine.cache.block_pool import BlockPool
@@ -31,7 +32,8 @@ UNREACHED_S = 1e9  # a deadline that no measurement reaches
 class Workload:
     """The decode role's part in the pipeline: requests in, tokens out, and when each pass was over."""
 
-    def __init__(self, engine: Engine, *, speculation: Speculation = NO_SPECULATION) -> None:
+    def __init__(self, engine: Engine, *, speculation: Speculation = NO_SPECULATION, stages: int = 1) -> None:
+        self.stages = stages
         self.pool = BlockPool.of(engine.layout)
         self.scheduler = DecodeScheduler(
             pool=self.pool,
@@ -39,6 +41,7 @@ class Workload:
             max_model_len=engine.max_model_len,
             speculation=speculation,
         )
+        self.scheduler.batches = MicroBatches(stages, lambda: self._planned - self._over)
         self.passes_left: int | None = None  # None: as many as there is work for
         self.pass_ends: list[float] = []
         self.first_token_at: dict[str, float] = {}
@@ -117,7 +120,7 @@ class Workload:
 @contextlib.asynccontextmanager
 async def driven(engine: Engine, workload: Workload, *, budget: PromptBudget) -> AsyncIterator[Pipeline]:
     """Run the pipeline with `workload` in it."""
-    pipeline = Pipeline(engine=engine, budget=budget)
+    pipeline = Pipeline(engine=engine, budget=budget, stages=workload.stages)
     pipeline.attach(workload)
     running = asyncio.create_task(pipeline.run())
     try:

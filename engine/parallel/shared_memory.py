@@ -27,6 +27,8 @@ _LINE = 64  # bytes of a cache line: each rank's words have their own
 _NUMBER, _KIND, _BEATS = 0, 1, 3
 _SPINS = 2000
 _SLEEP_S = 50e-6
+_LONGEST_SLEEP_S = 1e-3
+_SLEEPS_A_WAIT = 32  # a longer wait ends this part of itself later at most
 _CHECK_S = 0.02  # between checks on the others' lives
 
 
@@ -52,11 +54,13 @@ class SharedMemoryGroup:
     def stage(self) -> Stage:
         """Return this process's place if the ranks are stages."""
         before, behind = (self.rank - 1) % self.size, (self.rank + 1) % self.size
-        return Stage(self.rank, self.size, self._ring(before, other=before), self._ring(self.rank, other=behind))
+        # A thread of the first stage waits for logits while another one computes, which needs the interpreter.
+        spins = _SPINS if self.rank else 0
+        return Stage(self.rank, self.size, self._ring(before, before, spins), self._ring(self.rank, behind, _SPINS))
 
-    def _ring(self, number: int, *, other: int) -> Ring:
+    def _ring(self, number: int, other: int, spins: int) -> Ring:
         start = _slots_end(self.size) + number * Ring.NUM_BYTES
-        return Ring(self._memory, start, partial(self.wait_until, other))
+        return Ring(self._memory, start, partial(self.wait_until, other, spins=spins))
 
     def all_reduce(self, partial: torch.Tensor) -> torch.Tensor:
         """See `Group.all_reduce`."""
@@ -142,15 +146,15 @@ class SharedMemoryGroup:
         words, number, word = self._words, self._number, rank * _LINE // 8 + _NUMBER
         self.wait_until(rank, lambda: words[word] >= number)
 
-    def wait_until(self, rank: int, is_so: Callable[[], bool]) -> None:
-        """Wait for what a rank does; nothing is read before. Raises RankLostError."""
-        for _ in range(_SPINS):
+    def wait_until(self, rank: int, is_so: Callable[[], bool], *, spins: int = _SPINS) -> None:
+        """Wait for what a rank does, for a short while without sleeping; nothing is read before. Raises RankLostError."""
+        for _ in range(spins):
             if is_so():
                 return
             os.sched_yield()
-        began = checked = time.monotonic()
+        began = checked = now = time.monotonic()
         while not is_so():
-            time.sleep(_SLEEP_S)
+            time.sleep(min(_LONGEST_SLEEP_S, max(_SLEEP_S, (now - began) / _SLEEPS_A_WAIT)))
             now = time.monotonic()
             if now - checked > _CHECK_S:
                 checked = now

@@ -114,6 +114,7 @@ async def run(settings: WorkerServiceSettings, roles: Sequence[str], lender: Eng
                     served=await served_model(settings),
                     max_batch_tokens=max(settings.max_batch_tokens, settings.max_sequences),
                     max_sequences=settings.max_sequences,
+                    stages=settings.pipeline_parallel_size,
                     step_targets=targets,
                     step_timeout_s=settings.step_timeout_s,
                     drain_s=settings.drain_s,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
+from weakref import WeakSet
 
 from engine.engine import Chunk, Pass, Sampled
 from engine.passes import Finished
@@ -66,7 +67,7 @@ class Launcher:
         self._engine = engine
         self._threads = threads or Threads.start()
         self._clock = clock or time.monotonic
-        self._refused: set[Sequence] = set()  # lost by the last launch; used by the launching thread alone
+        self._refused = WeakSet[Sequence]()  # lost by launches that failed; used by the launching thread alone
 
     def submit(self, shares: list[list[Chunk]], *, when_over: Callable[[], object]) -> Launch:
         """Launch a pass of these chunks after the previous one. `when_over()` runs on this event loop."""
@@ -88,16 +89,15 @@ class Launcher:
     # -- in the other threads ------------------------------------------------------------------------------------------
 
     def _launch(self, launch: Launch) -> None:
-        """Launch without sequences that the previous launch lost: their tokens and KV are missing."""
+        """Launch without sequences that an earlier launch lost: their tokens and KV are missing."""
         launch.began_at = self._clock()
         chunks = [chunk for chunk in launch.chunks if chunk.sequence not in self._refused]
         try:
             pass_ = self._engine.launch(chunks) if chunks else Finished([])
         except BaseException as error:
-            self._refused = {chunk.sequence for chunk in launch.chunks}
+            self._refused.update(chunk.sequence for chunk in launch.chunks)
             self._fail(launch, error)
             return
-        self._refused = set()
         launch.launched_at = self._clock()
         if isinstance(pass_, Finished):
             self._finish(launch, chunks, pass_)

@@ -1,4 +1,4 @@
-"""The pipeline of passes: plan, launch, deliver, with two passes in flight.
+"""The pipeline of passes: plan, launch, deliver, with two passes in flight, or as many as the model has stages.
 
 The roles decide (`plan`, `apply`) on the event loop; threads launch and await passes, so heartbeats and control messages
 go on meanwhile. The device never waits for a decision: pass n + 1 is planned and launched while it computes pass n.
@@ -8,6 +8,11 @@ go on meanwhile. The device never waits for a decision: pass n + 1 is planned an
 
 With both roles, decode tokens and prefill chunks share a pass: the roles plan in order, each with the token budget that
 the ones before it left.
+
+In stages each computes another pass:
+
+    stage 0   pass n ─ pass n+1 ─ pass n+2
+    stage 1            pass n ─── pass n+1
 """
 
 from __future__ import annotations
@@ -18,8 +23,8 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from collections.abc import Sequence as ListOf
-from dataclasses import dataclass, field
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 from engine.engine import Chunk, Sampled
 from engine.sequence import Sequence
@@ -39,7 +44,7 @@ class Planner(Protocol):
     """A role's share of the pipeline. Each planned chunk gets one `apply` or one `failed`, in order."""
 
     def plan(self, token_budget: int) -> list[Chunk]:
-        """Choose this role's part of the next pass, at most `token_budget` tokens; one pass may be in flight.
+        """Choose this role's part of the next pass, at most `token_budget` tokens; others may be in flight.
 
         Block tables must cover the part until its result came.
         """
@@ -67,9 +72,11 @@ class Pipeline:
         announce: Callable[[Sequence], Awaitable[None]] | None = None,
         threads: Threads | None = None,
         clock: Clock | None = None,
+        stages: int = 1,
     ) -> None:
-        """`announce(suspect)` is awaited before a pass with a suspect is launched."""
+        """`announce(suspect)` is awaited before a pass with a suspect is launched. `stages`: of the engine's model."""
         self.budget = budget
+        self.stages = stages
         self.steps = 0
         self.pass_s = 0.0
         self._trials = trials or Trials()
@@ -80,7 +87,9 @@ class Pipeline:
         self._planners: list[tuple[Planner, Callable[[], int]]] = []
         self._wake = asyncio.Event()
         self._launches: deque[Launch] = deque()  # oldest first, until delivered
-        self._failure = _Failure()  # failures of the last delivered pass
+        self._lost = WeakKeyDictionary[
+            Sequence, Exception
+        ]()  # whose pass failed: later ones in flight were for nothing
         self._over_at = 0.0  # when the last pass ended
 
     @property
@@ -91,6 +100,10 @@ class Pipeline:
     def in_flight(self) -> list[list[Chunk]]:
         """The chunks of the passes in flight, oldest first."""
         return [launch.chunks for launch in self._launches]
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._launches)
 
     @property
     def broken(self) -> str:
@@ -115,7 +128,7 @@ class Pipeline:
                 self._wake.clear()
                 while self._launches and self._launches[0].over.done():
                     self._deliver(self._launches.popleft())
-                while len(self._launches) < MAX_IN_FLIGHT and any(shares := self._plan()):
+                while len(self._launches) < max(MAX_IN_FLIGHT, self.stages) and any(shares := self._plan()):
                     suspect = self._trials.on_trial(shares)
                     if suspect is not None and self._announce is not None:
                         await self._announce(suspect)
@@ -140,22 +153,28 @@ class Pipeline:
             load = PassLoad.of(share)
             token_budget -= load.decoding + load.prompt_tokens
             prompt_tokens += load.prompt_tokens
-            decoding = load.decoding or decoding
+            decoding = load.decoding or decoding or self._num_decoding
             shares.append(share)
         if decoding:
             self.budget.planned(decoding=decoding, prompt_tokens=prompt_tokens)
         return shares
 
+    @property
+    def _num_decoding(self) -> int:
+        """Rows in flight, which the next pass delays as well: it is before their next one in each stage."""
+        if self.stages == 1:
+            return 0
+        return max((PassLoad.of(launch.chunks).decoding for launch in self._launches), default=0)
+
     def _deliver(self, launch: Launch) -> None:
         self.steps += 1
         self._trials.landed(launch.chunks)
-        before, self._failure = self._failure, _Failure()
         try:
             results = launch.over.result()
         except Exception as error:
             log.exception("device.step_failed", extra={"chunks": len(launch.chunks)})
             self._health.failed(error)
-            self._failure = _Failure({chunk.sequence for chunk in launch.chunks}, error)
+            self._lost.update((chunk.sequence, error) for chunk in launch.chunks)
             for (planner, _), share in zip(self._planners, launch.shares, strict=False):
                 planner.failed(share, error)
             return
@@ -163,10 +182,10 @@ class Pipeline:
             self._health.passed()
         self._measure(launch)
         for (planner, _), share in zip(self._planners, launch.shares, strict=False):
-            lost = [chunk for chunk in share if chunk.sequence in before.sequences]
+            lost = [chunk for chunk in share if chunk.sequence in self._lost]
             if lost:
-                planner.failed(lost, before.error)
-            planner.apply([(chunk, results[chunk]) for chunk in share if chunk.sequence not in before.sequences])
+                planner.failed(lost, self._lost[lost[0].sequence])
+            planner.apply([(chunk, results[chunk]) for chunk in share if chunk.sequence not in self._lost])
 
     def _measure(self, launch: Launch) -> None:
         """Report the pass's duration to the budget. A pass launched early began when the previous one ended."""
@@ -179,14 +198,6 @@ class Pipeline:
         self._over_at = launch.over_at
         self.pass_s += seconds
         self.budget.measured(PassLoad.of(launch.chunks), seconds, after_idling=after_idling, waited=waited)
-
-
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """The reason that sequences of a pass have no results; without sequences, nothing failed."""
-
-    sequences: set[Sequence] = field(default_factory=set)
-    error: Exception = field(default_factory=Exception)
 
 
 class DeviceHealth:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,8 @@ from unittest import mock
 import pytest
 import torch
 
+from benchmarks.engine.workload import Prompts, Workload, driven
+from decode.micro_batches import LEAST_ROWS
 from engine.batch.layout import Packed
 from engine.config import CacheConfig, DraftConfig, EngineConfig
 from engine.engine import Engine
@@ -27,6 +30,7 @@ from tests.unit.engine.families.case import Case
 from tests.unit.engine.families.catalogue import CASES
 from tests.unit.engine.generate import Generator, new_sequence, said_in_flight, scored
 from tests.unit.engine.ranks import Threads, asked, engine_of_stages, generated, threads_of
+from worker.device.prompt_budget import PromptBudget
 
 PATIENCE_S = 60.0
 FIRST = ("llama", "mixtral", "gpt_oss", "deepseek_v3")  # all other cases are `long`
@@ -201,6 +205,41 @@ def test_chunks_of_a_prompt_are_in_all_stages_at_a_time(config: EngineConfig, al
         for each, pass_ in zip(chunks, in_flight, strict=True):
             generator.deliver(each, pass_)
     assert [sequence.token_ids[70:]] == Generator(alone).run([new_sequence("a", prompt, max_tokens=1)])
+
+
+async def test_streams_are_in_all_stages_at_a_time(config: EngineConfig, alone: Engine) -> None:
+    """As above, by the worker's pipeline and scheduler, in passes of a third of the streams."""
+    stages = engine_of_stages(config, 3)
+    runners, rows = [engine._runner for engine in (stages, *threads_of(stages).engines)], list[int]()
+    begun, gates = defaultdict[tuple[int, int], threading.Event](threading.Event), range(1, 12)
+    passes, execute = dict.fromkeys(runners, 0), Runner.execute
+
+    def gated(runner: Runner, packed: Packed) -> torch.Tensor | None:
+        stage, number = runners.index(runner), passes[runner]
+        passes[runner] += 1
+        if not stage:
+            rows.append(packed.size.num_sampled)
+        elif number in gates:  # the first pass has the prompts
+            assert begun[stage - 1, number + 1].wait(PATIENCE_S)
+        begun[stage, number].set()
+        return execute(runner, packed)
+
+    answers = await _decoded(alone)
+    with mock.patch.object(Runner, "execute", gated):
+        assert await _decoded(stages, stages=3) == answers
+    assert {rows[number] for number in gates} == {LEAST_ROWS}
+
+
+async def _decoded(engine: Engine, *, stages: int = 1) -> list[list[int]]:
+    """Tokens of streams that the worker's pipeline and scheduler compute."""
+    workload = Workload(engine, stages=stages)
+    requests = Prompts(vocab_size=engine.vocab_size, seed=3).requests([9] * 3 * LEAST_ROWS, max_tokens=10)
+    async with driven(engine, workload, budget=PromptBudget(token_budget=512)) as pipeline:
+        for request in requests:
+            workload.enqueue(request)
+        pipeline.wake()
+        await workload.finished()
+    return [request.sequence.token_ids for request in requests]
 
 
 def test_a_stage_has_its_layers_alone(config: EngineConfig, alone: Engine, stages: Engine) -> None:

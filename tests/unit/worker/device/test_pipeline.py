@@ -20,13 +20,13 @@ from worker.device.pipeline import DeviceHealth, Pipeline
 from worker.device.prompt_budget import PromptBudget
 
 
-def new_pipeline(*planners: OneTokenEach, token_budget: int = 8) -> tuple[Pipeline, HandEngine]:
+def new_pipeline(*planners: OneTokenEach, token_budget: int = 8, stages: int = 1) -> tuple[Pipeline, HandEngine]:
     engine = HandEngine()
-    return pipeline_over(engine, *planners, token_budget=token_budget), engine
+    return pipeline_over(engine, *planners, token_budget=token_budget, stages=stages), engine
 
 
-def pipeline_over(engine: SteppingEngine, *planners: OneTokenEach, token_budget: int = 8) -> Pipeline:
-    pipeline = Pipeline(engine=engine, budget=PromptBudget(token_budget=token_budget))
+def pipeline_over(engine: SteppingEngine, *planners: OneTokenEach, token_budget: int = 8, stages: int = 1) -> Pipeline:
+    pipeline = Pipeline(engine=engine, budget=PromptBudget(token_budget=token_budget), stages=stages)
     for planner in planners:
         pipeline.attach(planner)
     return pipeline
@@ -47,6 +47,18 @@ async def test_the_next_pass_is_launched_before_the_first_is_over_and_no_third_o
         await engine.launched(3)
         assert planner.events == [("applied", "a", 0)]
         assert [pass_.chunks[0].start for pass_ in engine.passes] == [0, 1, 2]
+
+
+async def test_as_many_passes_are_in_flight_as_there_are_stages() -> None:
+    planner = OneTokenEach("a")
+    pipeline, engine = new_pipeline(planner, stages=4)
+    async with running(pipeline, engine):
+        await engine.launched(4)
+        await settled()
+        assert (len(engine.passes), pipeline.num_in_flight) == (4, 4)
+        engine.passes[0].complete()
+        await engine.launched(5)
+        assert planner.events == [("applied", "a", 0)]
 
 
 async def test_results_are_applied_in_the_order_of_launch() -> None:
@@ -161,6 +173,38 @@ async def test_a_pass_that_fails_takes_its_sequences_out_of_the_next_one_and_no_
     assert fine.events == [("applied", "b", 0)]
     assert pipeline.steps == 3
     assert "device.step_failed" in caplog.text
+
+
+async def test_a_failure_takes_its_sequences_out_of_all_passes_in_flight() -> None:
+    """Another one is in the pass behind, and none of those."""
+    broken, fine = OneTokenEach("a", passes=3), OneTokenEach("b", passes=0)
+    pipeline, engine = new_pipeline(broken, fine, stages=4)
+    async with running(pipeline, engine):
+        await engine.launched(3)
+        fine.passes = 1
+        pipeline.wake()
+        await engine.launched(4)
+        engine.passes[0].complete(RuntimeError("lost"))
+        for pass_ in engine.passes[1:]:
+            pass_.complete()
+        await fine.heard(1)
+    assert broken.events == [("lost", "a", 0), ("lost", "a", 1), ("lost", "a", 2)]
+    assert fine.events == [("applied", "b", 0)]
+
+
+async def test_a_refused_launch_takes_its_sequences_out_of_all_behind_it() -> None:
+    """With another sequence between them, whose launch is none of their business."""
+    first, second = OneTokenEach("a", passes=3), OneTokenEach("b", passes=3)
+    pipeline, engine = new_pipeline(first, second, stages=3)
+    engine.refusals = [RuntimeError("refused")]
+    second.sequences[0].schedule(1)  # so that its chunks begin at 1
+    pipeline._planners = [(_OnSecondPlan(second), int), (first, int)]
+    async with running(pipeline, engine):
+        await engine.launched(2)
+        engine.passes[1].complete()
+        await first.heard(3)
+    assert first.events == [("refused", "a", 0), ("refused", "a", 1), ("refused", "a", 2)]
+    assert [[chunk.sequence.request_id for chunk in pass_.chunks] for pass_ in engine.passes] == [["a"], ["b"]]
 
 
 async def test_a_failure_leaves_the_other_sequences_of_the_next_pass_alone() -> None:
@@ -318,6 +362,19 @@ async def test_a_role_planned_after_one_that_decodes_gets_the_prompt_budget(
     async with running(pipeline, engine):
         await settled()
         assert prefill.budgets[0] == budget
+
+
+async def test_prompts_between_the_passes_of_streams_get_the_prompt_budget_too() -> None:
+    """Where stages compute another part of the streams each, a pass without any delays them, too."""
+    engine = HandEngine()
+    pipeline = Pipeline(engine=engine, budget=PromptBudget(token_budget=4096, target_ms=10.0), stages=2)
+    decode, prefill = _Share([Chunk(new_sequence("s", [1, 2]), 1, 1, True)]), _Share([])
+    pipeline.attach(decode)
+    pipeline.attach(prefill)
+    async with running(pipeline, engine):
+        await engine.launched(1)
+        await settled()
+        assert (decode.budgets, prefill.budgets) == ([4096, 4096], [240, 240])
 
 
 class _Share:
