@@ -218,6 +218,21 @@ async def test_on_another_device_who_can_not_move_or_is_known_by_address_stays_a
         assert worker.parking.refusal == "its host memory tier (--kv-host-mb) knows its KV cache by address"
 
 
+async def test_beside_host_memory_a_worker_on_a_cpu_sleeps_and_wakes() -> None:
+    async with parked(host_slots=4) as worker:
+        assert worker.bench.context.cache.tier is not None
+        use(worker.pool, b"content")
+        whole = worker.pages()
+        worker.parking.ask(True)
+        await worker.until(WorkerStatus.SLEEPING)
+        assert worker.pages() < whole / 10
+        assert worker.pool.cached_digests() == []
+        worker.parking.ask(False)
+        await worker.until(WorkerStatus.READY)
+        use(worker.pool, b"content")
+        assert worker.pool.cached_digests() == [b"content"]
+
+
 async def test_who_can_not_sleep_says_why() -> None:
     async with parked() as worker:
         assert worker.parking.refusal == ""

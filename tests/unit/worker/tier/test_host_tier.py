@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.blocks import hash_blocks
+from engine.cache import memory
 from engine.engine import Engine
 from tests.unit.worker.tier.serving import BLOCK, LENGTH, NUM_PROMPTS, Server, ask, of_few_kinds
 from worker.heartbeat import IndexNews
@@ -55,6 +56,21 @@ def test_the_index_hears_of_what_is_found(engine: Engine) -> None:
     for digest in [*server.tier.blocks]:
         server.tier.blocks.forget(digest)
     assert (heard.here, {*server.tier.prefixes}) == (set(), set())
+
+
+def test_what_host_memory_has_is_found_after_a_sleep(engine: Engine, cold: list[list[int]]) -> None:
+    """The pool forgets all and its memory is given back, as `Parking` does on a CPU; one copy is under way then."""
+    server = Server(engine)
+    assert [server.answer(number)[0] for number in range(NUM_PROMPTS)] == cold
+    server.tier.store_ahead()
+    server.pool.clear()
+    memory.give_back(engine.kv)
+    memory.take_again(engine.kv)
+    engine.kv.zero_()  # pages that it shares with others are not given back
+    again = [server.answer(number) for number in range(NUM_PROMPTS)]
+    assert [tokens for tokens, _ in again] == cold
+    assert any(found for _, found in again)
+    assert server.tier.totals().bad_digests == 0
 
 
 def test_a_flipped_bit_in_host_memory_is_a_miss(engine: Engine, cold: list[list[int]]) -> None:
