@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -172,7 +172,7 @@ class HalvesLinear:
 
 @dataclass(frozen=True, slots=True)
 class HalvesFormat:
-    """`weight` of each module in the 16 bits that the checkpoint has, `bias` in float32; experts are plain."""
+    """`weight` of each module, and experts, in the 16 bits that the checkpoint has, `bias` in float32."""
 
     dtype: torch.dtype
     in_pairs: bool = False
@@ -186,12 +186,14 @@ class HalvesFormat:
     def matrix(self, spec: LinearSpec, weights: Weights, *, under: str) -> torch.Tensor:
         return DENSE.matrix(spec, weights, under=under)
 
-    def experts(self, spec: ExpertsSpec, weights: Weights, *, under: str) -> torch.Tensor:
-        return DENSE.experts(spec, weights, under=under)
+    def experts(self, spec: ExpertsSpec, weights: Weights, *, under: str) -> torch.Tensor | Halves:
+        if weights.dtype != torch.float32:
+            return DENSE.experts(spec, weights, under=under)
+        return self.declare(spec.parameter(), weights, ways=ways_of(spec), under=under)
 
-    def declare(self, parameter: Parameter, weights: Weights, *, under: str = "") -> Halves:
-        """Declare a matrix, which is put in order once loaded."""
-        weight = weights.new(replace(parameter, format=self.dtype), under=under)
+    def declare(self, parameter: Parameter, weights: Weights, *, ways: Sequence[Way] = (), under: str = "") -> Halves:
+        """Declare a matrix, or those of experts, which are put in order once loaded."""
+        weight = weights.new(replace(parameter, format=self.dtype), ways=ways, under=under)
         weights.when_loaded.append(lambda: _put_in_order(weight, self.in_pairs))
         return Halves(panels=weight, in_pairs=self.in_pairs)
 
@@ -248,4 +250,5 @@ NO_MODULES = PlainModules(())
 
 
 def _put_in_order(weight: torch.Tensor, in_pairs: bool) -> None:
-    halves.packed(weight, in_pairs=in_pairs)
+    for each in weight.view(-1, *weight.shape[-2:]):
+        halves.packed(each, in_pairs=in_pairs)

@@ -222,9 +222,9 @@ class ModelSpec:
         ]
         return replace(self, layers=tuple(layers))
 
-    def format_of(self, module: str) -> Format:
-        """The storage format of a module's matrix, by our name of it."""
-        return self.quantization.format_of(self.stored.theirs(module))
+    def format_of(self, *modules: str) -> Format:
+        """The storage format of a module's matrix, by our name of it, or by several that it may have."""
+        return self.quantization.format_of(name for module in modules for name in self.stored.theirs(module))
 
     @property
     def num_layers(self) -> int:

@@ -36,9 +36,8 @@ from engine.formats.tiled import TiledTables
 from engine.kernels.device import use_triton
 from engine.kernels.linear import computes_in_bfloat16
 from engine.kernels.native import halves
-from engine.spec.experts import SparseMlpSpec
 from engine.spec.mla import MLASpec
-from engine.spec.model import DenseBesideExpertsSpec, ModelSpec, ShortcutSpec, UnsupportedModelError
+from engine.spec.model import ModelSpec, UnsupportedModelError
 from modelfiles.gguf import is_gguf
 
 METHODS: dict[str, Callable[[Fields], Quantization]] = {
@@ -62,7 +61,7 @@ ONLINE: dict[str, Quantization] = {
     "int8": Quantization(name="int8", groups=((EVERY, INT8_WHILE_LOADING),), table=INT8_TABLES),
 }
 _BESIDE = "hf_quant_config.json"
-_WITH_EXPERTS = SparseMlpSpec | DenseBesideExpertsSpec | ShortcutSpec
+_EXPERT = ".experts."
 _HALVES = {"BF16": torch.bfloat16, "F16": torch.float16}
 
 
@@ -144,13 +143,11 @@ def in_halves(spec: ModelSpec, folder: Path, *, device: str, dtype: str) -> Mode
 
 
 def _suits_pairs(spec: ModelSpec) -> bool:
-    """True for bfloat16 without quantisation, experts and latents: float32 would take twice the memory for these."""
+    """True for bfloat16 without quantisation and latents (MLA), whose matrices would be float32."""
     return (
         spec.dtype == "bfloat16"
         and spec.quantization == UNQUANTISED
-        and not any(
-            isinstance(layer.attention, MLASpec) or isinstance(layer.mlp, _WITH_EXPERTS) for layer in spec.layers
-        )
+        and not any(isinstance(layer.attention, MLASpec) for layer in spec.layers)
     )
 
 
@@ -161,16 +158,22 @@ def _computes_in_float32(spec: ModelSpec, dtype: str) -> bool:
 
 
 def _plain_matrices(folder: Path) -> dict[str, torch.dtype]:
-    """The dtypes of matrices of 16-bit floats that are used as they are stored, by module; experts are left out."""
-    return {
-        stored.name.removesuffix(".weight"): _HALVES[stored.dtype]
-        for stored in (stored_in_gguf(folder) if is_gguf(folder) else stored_tensors(folder))
-        if stored.name.endswith(".weight")
-        and stored.dtype in _HALVES
-        and len(stored.shape) == 2
-        and stored.undo is None
-        and ".experts." not in stored.name
-    }
+    """The dtypes of matrices of 16-bit floats that are used as they are stored, by module.
+
+    A tensor of all experts is a module by itself. Of experts one by one the first stands for all, which are alike.
+    """
+    found, of_experts = dict[str, torch.dtype](), dict[str, set[torch.dtype | None]]()
+    for stored in stored_in_gguf(folder) if is_gguf(folder) else stored_tensors(folder):
+        is_matrix = len(stored.shape) == 3 or (len(stored.shape) == 2 and stored.name.endswith(".weight"))
+        dtype = _HALVES.get(stored.dtype) if stored.undo is None else None
+        before, is_expert, own = stored.name.partition(_EXPERT)
+        if is_matrix and is_expert:
+            of_experts.setdefault(before, set()).add(dtype)
+        is_another = own[:1].isdigit() and not own.startswith("0.")
+        if is_matrix and dtype is not None and not is_another:
+            found |= {stored.name: dtype, stored.name.removesuffix(".weight"): dtype}
+    mixed = {before for before, dtypes in of_experts.items() if len(dtypes) > 1}
+    return {name: dtype for name, dtype in found.items() if name.partition(_EXPERT)[0] not in mixed}
 
 
 def _is_of_whole_numbers(form: Format) -> bool:

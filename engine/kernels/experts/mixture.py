@@ -10,13 +10,15 @@ from torch.nn.functional import linear
 from engine.kernels.activation import ACTIVATIONS
 from engine.kernels.device import twin
 from engine.kernels.experts.routing import Choice
+from engine.kernels.native import halves
+from engine.kernels.native.halves import Halves
 from engine.kernels.quantised import slabs, tiles
 from engine.kernels.quantised.fp8 import Fp8Matrix
 from engine.kernels.quantised.groups import Groups, dequantised
 from engine.kernels.quantised.slabs import Slabs
 from engine.kernels.quantised.tiles import Tiles
 
-Matrices = torch.Tensor | Groups | Fp8Matrix | Slabs | Tiles  # [E, N, K]; slabs and tiles on CPUs alone
+Matrices = torch.Tensor | Groups | Fp8Matrix | Slabs | Tiles | Halves  # [E, N, K]; the last three on CPUs alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +50,11 @@ class Experts:
     @property
     def size(self) -> int:
         """I."""
-        return self.down.inputs if isinstance(self.down, Groups | Slabs | Tiles) else _elements(self.down).shape[2]
+        return (
+            self.down.inputs
+            if isinstance(self.down, Groups | Slabs | Tiles | Halves)
+            else _elements(self.down).shape[2]
+        )
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -161,6 +167,8 @@ def _product(x: torch.Tensor, matrices: Matrices, index: int, bias: torch.Tensor
         return slabs.product(x, matrices[index], bias)
     if isinstance(matrices, Tiles):
         return tiles.product(x, matrices[index], None if bias is None else bias.float()).to(x.dtype)
+    if isinstance(matrices, Halves):
+        return halves.product(x, matrices[index], bias)
     return linear(x, _plain(matrices, index, x.dtype), bias)
 
 
@@ -170,6 +178,8 @@ def _elements(matrices: Matrices) -> torch.Tensor:
         return matrices
     if isinstance(matrices, Tiles):
         return matrices.blocks
+    if isinstance(matrices, Halves):
+        return matrices.panels
     return matrices.weight if isinstance(matrices, Fp8Matrix) else matrices.codes
 
 

@@ -7,7 +7,7 @@ the processor multiplies; others may sum in another order.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from struct import Struct
 
 import torch
@@ -26,21 +26,25 @@ PAIRED = floats.WIDER | {"avx512_bf16"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Halves:
-    """A matrix [N, K] in the order of its product: panels of 32 rows, each [K, 32], of which the last one may have fewer.
+    """A matrix [N, K] in the order of its product, or one of each expert [E, N, K].
 
-    In pairs they are [K / 2, 32, 2].
+    Panels have 32 rows, the last one what is left: each is [K, 32], in pairs [K / 2, 32, 2].
     """
 
-    panels: torch.Tensor  # [N, K] in one of `DTYPES`; in pairs bfloat16
+    panels: torch.Tensor  # [..., N, K] in one of `DTYPES`; in pairs bfloat16
     in_pairs: bool = False
 
     @property
     def outputs(self) -> int:
-        return self.panels.shape[0]
+        return self.panels.shape[-2]
 
     @property
     def inputs(self) -> int:
-        return self.panels.shape[1]
+        return self.panels.shape[-1]
+
+    def __getitem__(self, index: int) -> Halves:
+        """One expert's matrix."""
+        return replace(self, panels=self.panels[index])
 
     def rows(self, numbers: torch.Tensor) -> torch.Tensor:
         """Return rows [T, K] of the matrix in float32. `numbers` [T]. Raises IndexError for one that it lacks."""

@@ -85,15 +85,17 @@ class Surroundings:
 
     def experts(self, spec: ExpertsSpec) -> Matrices:
         """Declare the matrices [E, N, K] of all experts in the checkpoint's format."""
-        formats = {self._format_of(self.under + module) for module in spec.modules}
+        modules = [self.under + module for module in spec.modules]
+        # A checkpoint has one of the tensors of all experts.
+        formats = {self._format_of(module) for module in modules} if spec.each else {self._format_of(*modules)}
         if len(formats) > 1:
             raise ValueError(
                 f"{self.under}{spec.modules[0]} and {spec.modules[1]} have different formats: not supported"
             )
         return formats.pop().experts(spec, self.weights, under=self.under)
 
-    def _format_of(self, module: str) -> Format:
-        format = self.model.format_of(module)
+    def _format_of(self, *modules: str) -> Format:
+        format = self.model.format_of(*modules)
         self.formats.append(format)
         return format
 

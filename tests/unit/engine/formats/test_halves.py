@@ -22,9 +22,13 @@ from engine.formats.grouped import TiledLinear
 from engine.formats.product import SideBySide
 from engine.kernels import native
 from engine.kernels.embedding import InputTokens
+from engine.kernels.experts import Experts
 from engine.kernels.native import halves
+from engine.kernels.native.halves import Halves
 from engine.model.decoder import Decoder
 from tests.gguf_files import write_gguf
+from tests.unit.engine.families.case import Case
+from tests.unit.engine.families.experts import CASES
 from tests.unit.engine.formats.checkpoints import in_16_bits, written
 from tests.unit.engine.formats.forms import FORMS, source_of
 from tests.unit.engine.formats.loading import Tiny
@@ -106,9 +110,9 @@ def test_another_compute_dtype_has_plain_weights(tiny_model: Tiny, tmp_path: Pat
     assert isinstance(decoder_of(own, dtype="bfloat16")._head.product, Dense)
 
 
-def plain_in(dtype: torch.dtype, tiny: Tiny, folder: Path, family: str = "qwen2") -> Path:
+def plain_in(dtype: torch.dtype, tiny: Tiny, folder: Path) -> Path:
     """A checkpoint without quantisation whose matrices have 16 bits, and says so."""
-    shutil.copytree(tiny(family), folder / "plain")
+    shutil.copytree(tiny("qwen2"), folder / "plain")
     config = folder / "plain" / "config.json"
     name = str(dtype).removeprefix("torch.")
     fields = {key: each for key, each in json.loads(config.read_bytes()).items() if key not in ("dtype", "torch_dtype")}
@@ -147,6 +151,81 @@ def test_plain_checkpoints_stay_in_16_bits_where_nothing_multiplies_these(
 needs_pairs = pytest.mark.skipif(not halves.multiplies_pairs(), reason="no AVX512-BF16, or AMX beside it")
 
 
+MIXTURES = {
+    case.name: case
+    for case in CASES
+    if case.name in ("qwen3_moe", "granitemoe", "gpt_oss", "llama4", "mixtral", "lfm2_moe")
+}
+
+
+def mixture_in(dtype: torch.dtype, case: Case, folder: Path) -> Path:
+    """A checkpoint with experts whose matrices have 16 bits, and says so."""
+    model = case.build(folder / "experts")
+    config = model / "config.json"
+    fields = {key: each for key, each in json.loads(config.read_bytes()).items() if key not in ("dtype", "torch_dtype")}
+    config.write_text(json.dumps(fields | {"torch_dtype": str(dtype).removeprefix("torch.")}))
+    file = model / "model.safetensors"
+    tensors = {name: each.to(dtype) if each.dim() > 1 else each for name, each in load_file(file).items()}
+    save_file(tensors, file, {"format": "pt"})
+    return model
+
+
+def experts_of(decoder: Decoder) -> list[Experts]:
+    mixtures = (products_of(layer).get("_mixture") for layer in decoder._layers)
+    return [each._experts for each in mixtures if each is not None]
+
+
+@pytest.mark.parametrize("dtype", halves.DTYPES, ids=str)
+@pytest.mark.parametrize("name", MIXTURES)
+def test_experts_keep_their_16_bits(
+    name: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However a checkpoint stores them; answers are those of the same numbers in float32."""
+    monkeypatch.setattr(halves, "multiplies_pairs", lambda: False)
+    for module in (quantised, resolving):
+        monkeypatch.setattr(module, "computes_in_bfloat16", lambda: False)
+    model = mixture_in(dtype, MIXTURES[name], tmp_path)
+    found = experts_of(decoder_of(model))
+    assert found
+    for experts in found:
+        for matrices in (experts.gate_up, experts.down):
+            assert isinstance(matrices, Halves)
+            assert matrices.panels.dtype == dtype
+            assert matrices.panels.dim() == 3
+    said = tokens_of(model)
+    file = model / "model.safetensors"
+    save_file({name: each.float() for name, each in load_file(file).items()}, file, {"format": "pt"})
+    assert not isinstance(experts_of(decoder_of(model))[0].down, Halves)
+    assert said == tokens_of(model)
+    assert len({token for tokens in said for token in tokens}) > 3
+
+
+def test_experts_of_several_dtypes_are_plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is rounded, whichever of them has more bits."""
+    monkeypatch.setattr(halves, "multiplies_pairs", lambda: False)
+    model = mixture_in(torch.float16, MIXTURES["qwen3_moe"], tmp_path)
+    file = model / "model.safetensors"
+    tensors = load_file(file)
+    name = "model.layers.0.mlp.experts.5.up_proj.weight"
+    tensors[name] = torch.randn(tensors[name].shape)
+    save_file(tensors, file, {"format": "pt"})
+    first, last = experts_of(decoder_of(model))
+    assert isinstance(first.gate_up, torch.Tensor)
+    assert torch.equal(first.gate_up[5].chunk(2)[1], tensors[name])
+    assert isinstance(last.gate_up, Halves)
+
+
+@needs_pairs
+@pytest.mark.parametrize("name", MIXTURES)
+def test_experts_are_multiplied_in_pairs(name: str, tmp_path: Path) -> None:
+    model = mixture_in(torch.bfloat16, MIXTURES[name], tmp_path)
+    found = experts_of(decoder_of(model))
+    assert found
+    assert all(each.gate_up.in_pairs and each.down.in_pairs for each in found)
+    said = tokens_of(model)
+    assert len({token for tokens in said for token in tokens}) > 3
+
+
 @needs_pairs
 def test_bfloat16_is_multiplied_in_pairs(tiny_model: Tiny, tmp_path: Path) -> None:
     """Rows are rounded before products and nowhere else; `--dtype` has what is asked for."""
@@ -170,13 +249,6 @@ def test_bfloat16_is_multiplied_in_pairs(tiny_model: Tiny, tmp_path: Path) -> No
     said = tokens_of(model)
     assert said == tokens_of(model, chunk_size=3)
     assert len({token for tokens in said for token in tokens}) > 3
-
-
-@needs_pairs
-def test_experts_are_computed_in_bfloat16(tiny_model: Tiny, tmp_path: Path) -> None:
-    """In float32 they would take twice the memory."""
-    decoder = decoder_of(plain_in(torch.bfloat16, tiny_model, tmp_path, "qwen3_moe"))
-    assert decoder.weights.dtype == torch.bfloat16
 
 
 def test_what_is_asked_for_is_done_to_16_bits_too(tiny_model: Tiny, tmp_path: Path) -> None:
