@@ -46,9 +46,17 @@ changes nothing up to `max_position_embeddings`, and no worker goes beyond.
 
 Other causal models of `transformers` run over Baton's cache by its own code, where it is installed (the extra
 `transformers`): `--model-impl auto` does so for architectures that are not below, with a line in the log, and `--model-impl
-transformers` for any. That is slow:
-nothing is fused, and no graph is captured. Refused by name: models with states, attention of their own (biases, latents),
-masks of their own, LongRoPE and dynamic ropes. Six are checked as above.
+transformers` for any. Nothing is fused, so that is slower. On a GPU passes are captured in CUDA graphs as those of Baton's own
+families are, unless
+
+- a pass brings numbers from the host, or leaves something in the model for the next one (PhiMoE): a trial without weights
+  shows it;
+- the host waits for the GPU within a pass: torch tells at the start. Experts do so in float16 and float32, whose products torch
+  computes in a loop; in bfloat16 they are captured.
+
+`engine.not_captured` in the log then says why. It has not run on a GPU yet. Refused by name: models with states, attention of
+their own (biases, latents), masks of their own, attention to later tokens, LongRoPE and dynamic ropes. Seven are checked as
+above.
 
 DeepSeek-V3.2 and GLM-5 attend to the 2,048 positions that an indexer chooses; of equal scores the earliest. Its queries and keys
 are not rotated by a Hadamard matrix (which changes no product) and not rounded to 8 bits, as in `transformers`. Its kernels'
