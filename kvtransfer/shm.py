@@ -143,6 +143,10 @@ class ShmLink:
         self._copies: set[asyncio.Future[bytes]] = set()
         self.bandwidth = _measure()
 
+    @property
+    def closed(self) -> bool:
+        return self._destination is None
+
     async def push(
         self,
         *,

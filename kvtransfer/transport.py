@@ -71,6 +71,11 @@ class Link(Protocol):
 
     bandwidth: float  # bytes/s, measured once at connect
 
+    @property
+    def closed(self) -> bool:
+        """True once it refuses pushes for good."""
+        ...
+
     async def push(
         self,
         *,
@@ -93,6 +98,11 @@ class ShareLink(Protocol):
     """A connection to the pool of one rank, for our rank's share of its blocks."""
 
     bandwidth: float
+
+    @property
+    def closed(self) -> bool:
+        """See `Link.closed`."""
+        ...
 
     async def push_moves(self, *, lease_id: int, generation: int, moves: Sequence[Move], timeout_s: float) -> bytes:
         """Copy our share of the moves' blocks. Otherwise as `Link.push`; digests are those of the share."""

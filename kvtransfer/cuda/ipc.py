@@ -186,9 +186,13 @@ class _Peer:
             log.warning("cuda_ipc.slow_link", extra={"gb_per_s": round(peer.bandwidth / 1e9, 1), "expected": "NVLink"})
         return peer, move
 
+    @property
+    def closed(self) -> bool:
+        return self._shared is None
+
     def check_open(self) -> None:
         """Raise TransferError after `close`."""
-        if self._shared is None:
+        if self.closed:
             raise TransferError("the link is closed")
 
     async def launched(self, flight: Flight, start: Callable[[], None], num_bytes: int) -> bytes:
@@ -226,6 +230,10 @@ class CudaIpcLink:
     async def open(cls, pool: torch.Tensor, layout: KVLayout, region: Region) -> CudaIpcLink:
         """Map the peer's pool and measure the link. Raises TransferError."""
         return cls(*await _Peer.open(pool, layout, region, lambda mover, target: mover.move_to(target)))
+
+    @property
+    def closed(self) -> bool:
+        return self._peer.closed
 
     async def push(
         self,
@@ -266,6 +274,10 @@ class CudaIpcShareLink:
                 pool, layout, region, lambda mover, target: ShareMove(mover, target, region.layout, share)
             )
         )
+
+    @property
+    def closed(self) -> bool:
+        return self._peer.closed
 
     async def push_moves(self, *, lease_id: int, generation: int, moves: Sequence[Move], timeout_s: float) -> bytes:
         peer, move = self._peer, self._move

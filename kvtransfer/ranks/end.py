@@ -39,6 +39,10 @@ class WholeBlocks:
         self._link = link
         self.bandwidth = link.bandwidth
 
+    @property
+    def closed(self) -> bool:
+        return self._link.closed
+
     async def push_moves(self, *, lease_id: int, generation: int, moves: Sequence[Move], timeout_s: float) -> bytes:
         return await self._link.push(
             lease_id=lease_id,
@@ -74,6 +78,8 @@ class OwnRank:
         except (LayoutMismatchError, ValueError) as error:
             raise TransferError(str(error)) from None
         links = [await self._link(target, share) for target, share in zip(targets, ours, strict=True) if share]
+        # Opening links closed those to the dead, which keep memory of the device.
+        self._peers = {each: its for each, its in self._peers.items() if not any(link.closed for link in its)}
         self._peers[peer] = links
         return sum(link.bandwidth for link in links)
 

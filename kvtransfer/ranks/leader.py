@@ -71,7 +71,7 @@ class RankedTransport:
         assert self._own is not None
         if not self._followers and not region.ranks and self._own.layout.compatible_with(region.layout):
             return await self._transport.connect(region)
-        self._links = {key: link for key, link in self._links.items() if not link.failed}
+        self._links = {key: link for key, link in self._links.items() if not link.closed}
         key = f"{region.incarnation} {[one.address for one in region.each]}"
         if key not in self._links:
             peer, self._opened = self._opened, (self._opened + 1) % 2**16
@@ -149,7 +149,7 @@ class RankedLink:
     def __init__(self, ranks: Sequence[Rank], peer: int, bandwidth: float) -> None:
         self._ranks, self._peer = ranks, peer
         self.bandwidth = bandwidth
-        self.failed = False  # the next connect opens another
+        self.closed = False  # after a failure: the next connect opens another
 
     async def push(
         self,
@@ -172,7 +172,7 @@ class RankedLink:
         try:
             return added(await all_ended(pushes))
         except BaseException:  # given up, it may have ended one of the links
-            self.failed = True
+            self.closed = True
             raise
 
     async def close(self) -> None:

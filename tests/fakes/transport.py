@@ -13,6 +13,8 @@ from kvtransfer.transport import TransferError
 class IdleLink:
     """A link of a given speed over which nothing is pushed."""
 
+    closed = False
+
     def __init__(self, bandwidth: float) -> None:
         self.bandwidth = bandwidth
 

@@ -48,6 +48,16 @@ async def moves(name: str, model: str, before: int, after: int) -> None:
         assert last.holds(model)
 
 
+async def test_links_to_workers_that_left_are_given_up() -> None:
+    """They hold memory of the device: one that is handed to for months sees many come and go."""
+    async with running("shm", "int8", 1, filled=True) as sender:
+        for _ in range(4):
+            async with running("shm", "int8", 2) as receiver:
+                await sender.hand_over(receiver)
+        assert sender.transport._own is not None
+        assert len(sender.transport._own._peers) == 1
+
+
 @pytest.mark.parametrize(
     ("before", "after", "model"),
     [

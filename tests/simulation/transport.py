@@ -111,6 +111,7 @@ class SimLink:
     """`Link` to one peer's pool."""
 
     bandwidth = 1e10
+    closed = False
 
     def __init__(self, near: SimTransport, far: SimTransport) -> None:
         self._near, self._far = near, far
