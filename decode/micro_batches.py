@@ -10,6 +10,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as ListOf
 from weakref import WeakKeyDictionary
 
+from decode.pacing import UNDIVIDED, Division
 from decode.request import DecodeRequest
 from engine.sequence import Sequence
 from worker.context import Passes
@@ -19,22 +20,20 @@ LEAST_ROWS = 4
 
 
 class MicroBatches:
-    """The division of streams among as many passes as there are stages; of one stage, all are in each pass."""
+    """The division of streams among as many passes as there are stages."""
 
-    def __init__(self, stages: int = 1, in_flight: Callable[[], int] = lambda: 0) -> None:
+    are_several = True
+
+    def __init__(self, stages: int, in_flight: Callable[[], int]) -> None:
         """`in_flight()`: passes, others' included."""
         self._stages, self._in_flight = stages, in_flight
         self._passes = 0
         self._last = WeakKeyDictionary[Sequence, int]()  # each sequence's last pass
 
     @classmethod
-    def of(cls, passes: Passes) -> MicroBatches:
-        """Those of a worker's passes."""
-        return cls(passes.stages, passes.in_flight)
-
-    @property
-    def are_several(self) -> bool:
-        return self._stages > 1
+    def of(cls, passes: Passes) -> Division:
+        """Those of a worker's passes; without stages there are none."""
+        return cls(passes.stages, passes.in_flight) if passes.stages > 1 else UNDIVIDED
 
     def of_next(
         self, candidates: ListOf[DecodeRequest], running: ListOf[DecodeRequest], *, others_wait: bool
@@ -44,8 +43,6 @@ class MicroBatches:
         `running`: all, of which some are in flight. Their tokens are known, unless only the last pass is in flight and nobody
         else has work, nor `others_wait`: then the next one begins with what it samples, and would keep others from the stages.
         """
-        if not self.are_several:
-            return [*candidates]
         prompts = [one for one in candidates if one.is_prompt]
         streams = sorted(
             (one for one in candidates if not one.is_prompt), key=lambda one: self._last.get(one.sequence, 0)
@@ -62,6 +59,5 @@ class MicroBatches:
 
     def planned(self, sequences: ListOf[Sequence]) -> None:
         """Record the next pass."""
-        if self.are_several:
-            self._passes += 1
-            self._last.update(dict.fromkeys(sequences, self._passes))
+        self._passes += 1
+        self._last.update(dict.fromkeys(sequences, self._passes))

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from common.messages import Goal
 from decode.request import DecodeRequest
+from engine.sequence import Sequence
 from worker.device.prompt_budget import PromptBudget
 
 AIM = 0.25  # share of the time until a prompt is due
@@ -217,3 +218,35 @@ class Unpaced:
 
 
 UNPACED = Unpaced()
+
+
+class Division(Protocol):
+    """The division of streams among the passes that are in flight at a time."""
+
+    are_several: bool
+
+    def of_next(
+        self, candidates: list[DecodeRequest], running: ListOf[DecodeRequest], *, others_wait: bool
+    ) -> list[DecodeRequest]:
+        """The candidates for the next pass, see `MicroBatches`."""
+        ...
+
+    def planned(self, sequences: ListOf[Sequence]) -> None:
+        """Record the next pass."""
+        ...
+
+
+class Undivided:
+    """All streams are in each pass."""
+
+    are_several = False
+
+    def of_next(
+        self, candidates: list[DecodeRequest], running: ListOf[DecodeRequest], *, others_wait: bool
+    ) -> list[DecodeRequest]:
+        return candidates
+
+    def planned(self, sequences: ListOf[Sequence]) -> None: ...
+
+
+UNDIVIDED = Undivided()

@@ -23,8 +23,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from decode.drafts.speculation import NO_SPECULATION, Speculation
-from decode.micro_batches import MicroBatches
-from decode.pacing import UNPACED, Pacing, Plan
+from decode.pacing import UNDIVIDED, UNPACED, Division, Pacing, Plan
 from decode.request import DecodeRequest
 from decode.resume_point import ResumePoint
 from engine.cache.block_pool import BlockPool, OutOfBlocksError
@@ -74,7 +73,8 @@ class DecodeScheduler:
         self._may_draft = False  # there is room, also for the state behind a drafted token
         self._in_flight: dict[Sequence, DecodeRequest] = {}
         self.preemptions = 0
-        self.elsewhere, self.batches = Elsewhere(), MicroBatches()
+        self.elsewhere = Elsewhere()
+        self.batches: Division = UNDIVIDED
 
     def __iter__(self) -> Iterator[DecodeRequest]:
         yield from self.running

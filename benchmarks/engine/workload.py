@@ -41,7 +41,8 @@ class Workload:
             max_model_len=engine.max_model_len,
             speculation=speculation,
         )
-        self.scheduler.batches = MicroBatches(stages, lambda: self._planned - self._over)
+        if stages > 1:
+            self.scheduler.batches = MicroBatches(stages, lambda: self._planned - self._over)
         self.passes_left: int | None = None  # None: as many as there is work for
         self.pass_ends: list[float] = []
         self.first_token_at: dict[str, float] = {}
