@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import faulthandler
 import logging
+import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 
@@ -16,7 +17,7 @@ LEAVE_S = 15.0  # after the grace: give back blocks, leave the registry, disconn
 
 @contextlib.asynccontextmanager
 async def until_signalled() -> AsyncIterator[asyncio.Event]:
-    """Context manager: yields an event that SIGINT and SIGTERM set. A second signal exits at once."""
+    """Context manager: yields an event that SIGINT and SIGTERM set. A second signal exits at once; children die with us."""
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -24,14 +25,17 @@ async def until_signalled() -> AsyncIterator[asyncio.Event]:
         stopping.set()
         for name in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(name)
+            # An exception would run into what is being closed, and show that instead.
+            signal.signal(name, lambda number, _: os._exit(128 + number))
 
     for name in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(name, stop)
     try:
         yield stopping
     finally:
-        for name in (signal.SIGINT, signal.SIGTERM):
+        for name, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
             loop.remove_signal_handler(name)
+            signal.signal(name, usual)
 
 
 @contextlib.contextmanager
