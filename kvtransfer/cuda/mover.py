@@ -151,8 +151,10 @@ class Move:
         digest: bool,
         indices: torch.Tensor | None = None,
     ) -> None:
+        from kvtransfer.cuda import triton_blocks
+
         enqueue = partial(
-            move_blocks,
+            triton_blocks.move_blocks,
             source=source.address,
             target=None if target is None else target.address,
             indices=indices,
@@ -238,43 +240,3 @@ class BlockMover:
 def mover_of(pool: torch.Tensor, layout: KVLayout | None = None) -> BlockMover:
     """Return the pool's mover, shared by all threads; a pool is known by the tensor's identity."""
     return BlockMover(pool, layout)
-
-
-def move_blocks(
-    request: torch.Tensor,
-    digests: torch.Tensor,
-    finished: torch.Tensor,
-    answer: torch.Tensor,
-    *,
-    source: int,
-    target: int | None,
-    indices: torch.Tensor | None,
-    source_ids: bool,
-    target_ids: bool,
-    digest: bool,
-    block_lanes: int,
-) -> None:
-    """Copy blocks of `block_lanes` 32-bit lanes from address `source` to `target` (None: only digest them).
-
-    `request` [1 + n] int64 is in host memory and read when the kernel runs. Its first word holds the number of blocks and, from
-    bit 32 on, the move's sequence number; then each block's word its source index and, from bit 32 on, its target index (used
-    only with `source_ids`, `target_ids`). `answer` [1 + n] int64, also in host memory, finally holds the sequence number and,
-    with `digest`, the digests (bits of a u64, `kvtransfer.digest`). `digests` [n] int64 and `finished` [1] int32 are scratch
-    memory of the device, zero before and after. `indices` [block_lanes] int64 are the lanes' indices in the whole model's
-    block; None: this block's.
-    """
-    from kvtransfer.cuda import triton_blocks
-
-    triton_blocks.move_blocks(
-        request,
-        digests,
-        finished,
-        answer,
-        source=source,
-        target=target,
-        indices=indices,
-        source_ids=source_ids,
-        target_ids=target_ids,
-        digest=digest,
-        block_lanes=block_lanes,
-    )

@@ -26,6 +26,8 @@ class ShareMove:
     """Moves of a share from `mover`'s pool into the pool at address `target`, whose layout is `layout`."""
 
     def __init__(self, mover: BlockMover, target: int, layout: KVLayout, share: Share) -> None:
+        from kvtransfer.cuda import triton_blocks
+
         kinds = dict.fromkeys(piece for group in share.groups for piece in group)
         self._kinds = {piece: number for number, piece in enumerate(kinds)}
         self._share, self._found = share, dict[Item, list[Piece]]()
@@ -35,7 +37,7 @@ class ShareMove:
         places = lane_indices(layout)[theirs] if is_sharded(layout) else theirs
         put = partial(torch.tensor, device=mover.device)
         enqueue = partial(
-            move_shares,
+            triton_blocks.move_shares,
             source=mover.address,
             target=target,
             lanes=put(np.stack([ours, theirs], axis=1).astype(np.int32)),
@@ -90,44 +92,3 @@ def _lanes(runs: Sequence[Runs]) -> tuple[Column, Column]:
         for run, there in zip(runs, theirs, strict=True)
     ]
     return np.concatenate(ours), np.concatenate(theirs)
-
-
-def move_shares(
-    request: torch.Tensor,
-    digests: torch.Tensor,
-    finished: torch.Tensor,
-    answer: torch.Tensor,
-    *,
-    source: int,
-    target: int,
-    lanes: torch.Tensor,
-    places: torch.Tensor,
-    spans: torch.Tensor,
-    longest: int,
-    source_lanes: int,
-    target_lanes: int,
-) -> None:
-    """Copy pieces of blocks of `source_lanes` 32-bit lanes at address `source` into blocks of `target_lanes` at `target`.
-
-    `request` [2 + 2 n] int64 is in host memory: the number of pieces and, from bit 32 on, the sequence number; the number of
-    moves; then of each piece a word with its block here and, from bit 32 on, there, and one with its kind and, from bit 32
-    on, its move. `lanes` [l, 2] int32 are the lanes of all kinds here (-1: zeros are written) and there, `places` [l] int64
-    their indices in the whole model's block, `spans` [k + 1] int64 the first lane of each kind, `longest` the most of one.
-    Otherwise as `mover.move_blocks`, with a digest a move.
-    """
-    from kvtransfer.cuda import triton_blocks
-
-    triton_blocks.move_shares(
-        request,
-        digests,
-        finished,
-        answer,
-        source=source,
-        target=target,
-        lanes=lanes,
-        places=places,
-        spans=spans,
-        longest=longest,
-        source_lanes=source_lanes,
-        target_lanes=target_lanes,
-    )

@@ -31,7 +31,15 @@ def move_blocks(
     digest: bool,
     block_lanes: int,
 ) -> None:
-    """See `mover.move_blocks`; runs on the current stream of the current device."""
+    """Copy blocks of `block_lanes` 32-bit lanes from address `source` to `target` (None: only digest them).
+
+    `request` [1 + n] int64 is in host memory and read when the kernel runs. Its first word holds the number of blocks and, from
+    bit 32 on, the move's sequence number; then each block's word its source index and, from bit 32 on, its target index (used
+    only with `source_ids`, `target_ids`). `answer` [1 + n] int64, also in host memory, finally holds the sequence number and,
+    with `digest`, the digests (bits of a u64, `kvtransfer.digest`). `digests` [n] int64 and `finished` [1] int32 are scratch
+    memory of the device, zero before and after. `indices` [block_lanes] int64 are the lanes' indices in the whole model's
+    block; None: this block's. Runs on the current stream of the current device.
+    """
     pieces = triton.cdiv(block_lanes, CHUNK * STEPS)
     _move[(PUSHING_PROGRAMS if source_ids and target_ids else PROGRAMS,)](
         request, source, source if target is None else target, digests, finished, answer,
@@ -55,7 +63,14 @@ def move_shares(
     source_lanes: int,
     target_lanes: int,
 ) -> None:
-    """See `shares.move_shares`; runs on the current stream of the current device."""
+    """Copy pieces of blocks of `source_lanes` 32-bit lanes at address `source` into blocks of `target_lanes` at `target`.
+
+    `request` [2 + 2 n] int64 is in host memory: the number of pieces and, from bit 32 on, the sequence number; the number of
+    moves; then of each piece a word with its block here and, from bit 32 on, there, and one with its kind and, from bit 32
+    on, its move. `lanes` [l, 2] int32 are the lanes of all kinds here (-1: zeros are written) and there, `places` [l] int64
+    their indices in the whole model's block, `spans` [k + 1] int64 the first lane of each kind, `longest` the most of one.
+    Otherwise as `move_blocks`, with a digest a move.
+    """
     pieces = triton.cdiv(longest, CHUNK * STEPS)
     _move_shares[(PUSHING_PROGRAMS,)](
         request, source, target, digests, finished, answer, lanes, places, spans, pieces, source_lanes, target_lanes,
@@ -124,14 +139,13 @@ def _move_shares(
         span, move = what & 0xFFFFFFFF, what >> 32
         following = item + tl.num_programs(0)
         at = request_n + 2 + following // pieces * 2
-        blocks = tl.load(
-            at, mask=following < count * pieces, other=0
-        )  # ahead: a read of host memory takes a microsecond
+        # Loaded ahead: a read of host memory takes a microsecond.
+        blocks = tl.load(at, mask=following < count * pieces, other=0)
         what = tl.load(at + 1, mask=following < count * pieces, other=0)
-        last = tl.load(spans_s + span + 1)
+        first, last = tl.load(spans_s + span), tl.load(spans_s + span + 1)
         total = tl.zeros((CHUNK,), tl.uint64)
         for step in range(STEPS):
-            entry = tl.load(spans_s + span) + (piece * STEPS + step) * CHUNK + lane
+            entry = first + (piece * STEPS + step) * CHUNK + lane
             inside = entry < last
             origin = tl.load(lanes_2l + 2 * entry, mask=inside, other=-1)
             lanes = tl.load(read + origin, mask=inside & (origin >= 0), other=0)

@@ -36,7 +36,7 @@ def vectors(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Load:
-    """What clients ask of a gateway with both models, each answer of which must be right."""
+    """Requests of clients to a gateway with both models; every answer must be right."""
 
     def __init__(self, client: httpx.AsyncClient, vectors: str = "mini") -> None:
         self._client, self._embeds = client, vectors

@@ -87,9 +87,8 @@ class Pipeline:
         self._planners: list[tuple[Planner, Callable[[], int]]] = []
         self._wake = asyncio.Event()
         self._launches: deque[Launch] = deque()  # oldest first, until delivered
-        self._lost = WeakKeyDictionary[
-            Sequence, Exception
-        ]()  # whose pass failed: later ones in flight were for nothing
+        # Sequences whose pass failed: later ones in flight were for nothing.
+        self._lost = WeakKeyDictionary[Sequence, Exception]()
         self._over_at = 0.0  # when the last pass ended
 
     @property

@@ -62,7 +62,7 @@ def _mm_in_float32(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype) -> 
 
 
 def _histc(x: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0) -> torch.Tensor:
-    """Of whole numbers, too, and without asking for the bounds."""
+    """A histogram as the card counts it: whole numbers too, and bounds that it need not ask for."""
     if min == max:
         raise CardError("histc without bounds waits for the card")
     return x.float().histc(bins, min, max).to(x.dtype)

@@ -35,36 +35,34 @@ def stored(
     return weight, halves.packed(weight.clone(), in_pairs=in_pairs)
 
 
+def check_products(weight: torch.Tensor, packed: Halves, *, rows_in: torch.dtype, atol: float) -> None:
+    """Products of rows rounded to `rows_in` are those in float64, plain, with a bias, and added to a residual."""
+    outputs, inputs = weight.shape
+    for count in ROWS:
+        x, bias, residual = drawn(count, inputs), drawn(outputs), drawn(count, outputs, seed=1)
+        wanted = x.to(rows_in).double() @ weight.double().T
+        for its in (None, bias):
+            whole = wanted if its is None else wanted + its.double()
+            torch.testing.assert_close(halves.product(x, packed, its), whole.float(), rtol=1e-5, atol=atol)
+            onto = residual.clone()
+            assert halves.product(x, packed, its, out=onto, adds=True) is onto
+            torch.testing.assert_close(onto, (residual + whole).float(), rtol=1e-5, atol=atol)
+
+
 @pytest.mark.parametrize("dtype", halves.DTYPES, ids=str)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_products_are_those_of_the_same_numbers(
     size: tuple[int, int], dtype: torch.dtype, variant: None, threads: None
 ) -> None:
     weight, packed = stored(*size, dtype)
-    for count in ROWS:
-        x, bias, residual = drawn(count, size[1]), drawn(size[0]), drawn(count, size[0], seed=1)
-        wanted = x.double() @ weight.double().T
-        for its in (None, bias):
-            whole = wanted if its is None else wanted + its.double()
-            torch.testing.assert_close(halves.product(x, packed, its), whole.float(), rtol=1e-5, atol=2e-5)
-            onto = residual.clone()
-            assert halves.product(x, packed, its, out=onto, adds=True) is onto
-            torch.testing.assert_close(onto, (residual + whole).float(), rtol=1e-5, atol=2e-5)
+    check_products(weight, packed, rows_in=torch.float32, atol=2e-5)
 
 
 @needs_pairs
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_products_in_pairs_are_those_of_rounded_rows(size: tuple[int, int], threads: None) -> None:
     weight, packed = stored(*size, in_pairs=True)
-    for count in ROWS:
-        x, bias, residual = drawn(count, size[1]), drawn(size[0]), drawn(count, size[0], seed=1)
-        wanted = x.bfloat16().double() @ weight.double().T
-        for its in (None, bias):
-            whole = wanted if its is None else wanted + its.double()
-            torch.testing.assert_close(halves.product(x, packed, its), whole.float(), rtol=1e-5, atol=5e-5)
-            onto = residual.clone()
-            assert halves.product(x, packed, its, out=onto, adds=True) is onto
-            torch.testing.assert_close(onto, (residual + whole).float(), rtol=1e-5, atol=5e-5)
+    check_products(weight, packed, rows_in=torch.bfloat16, atol=5e-5)
 
 
 @needs_pairs

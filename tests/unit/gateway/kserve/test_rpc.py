@@ -28,6 +28,7 @@ from gateway.tenants.tenants import Tenants  # noqa: E402
 from tests.certificates import make_certificates  # noqa: E402
 from tests.fakes.generations import ScriptedGenerations  # noqa: E402
 from tests.unit.gateway.conftest import MODEL, TEXT  # noqa: E402
+from tests.unit.gateway.kserve.rpc import streaming, whole  # noqa: E402
 from tests.unit.gateway.recorder import Recorder  # noqa: E402
 
 PROMPT = "Say it: "
@@ -46,23 +47,15 @@ class Rpc:
     channel: Any
 
     async def call(self, method: str, request: Any, response: str, **options: Any) -> Any:
-        unary = self.channel.unary_unary(
-            f"/{SERVICE}/{method}",
-            request_serializer=lambda message: message.SerializeToString(),
-            response_deserializer=MESSAGES[response].FromString,
+        return await whole(self.channel, method, response)(
+            request, timeout=options.pop("timeout", TIMEOUT_S), **options
         )
-        return await unary(request, timeout=options.pop("timeout", TIMEOUT_S), **options)
 
     async def infer(self, request: Any, **options: Any) -> Any:
         return await self.call("ModelInfer", request, "InferResponse", **options)
 
     def stream(self, **options: Any) -> Any:
-        stream = self.channel.stream_stream(
-            f"/{SERVICE}/ModelStreamInfer",
-            request_serializer=lambda message: message.SerializeToString(),
-            response_deserializer=MESSAGES["StreamedResponse"].FromString,
-        )
-        return stream(timeout=TIMEOUT_S, **options)
+        return streaming(self.channel)(timeout=TIMEOUT_S, **options)
 
     async def streamed(self, *requests: Any) -> list[Any]:
         """All responses to these requests."""
