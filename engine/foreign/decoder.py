@@ -16,6 +16,7 @@ from engine.foreign.trial import NAME, Call, read_config, register, spec_of, tri
 from engine.foreign.watching import waiting_in
 from engine.kernels.attention import HeadShape, Scores, needs_qkv, paged_attention
 from engine.kernels.codes import opened
+from engine.kernels.launch import is_compiling_ahead
 from engine.kernels.rope import Heads, rope_and_write_kv
 from engine.model.places import kept_at
 from engine.spec.attention import AttentionSpec
@@ -66,6 +67,8 @@ class ForeignDecoder:
     ) -> torch.Tensor | None:
         """As `Decoder.forward`."""
         ids = batch.tokens.ids()
+        if is_compiling_ahead():  # nothing has sampled, but torch reads the embedding's rows nonetheless
+            ids = torch.zeros_like(ids)
         rows = torch.arange(len(ids), device=ids.device) if batch.sampled_rows is None else batch.sampled_rows.long()
         asked = {"logits_to_keep": rows} if self._takes_rows else {}
         self._pass = batch, parts

@@ -12,11 +12,15 @@ import pytest
 import torch
 import transformers
 
-from engine.config import EngineConfig
+from engine.config import CacheConfig, EngineConfig
+from engine.engine import Engine
 from engine.foreign import ForeignDecoder, is_foreign
 from engine.foreign.trial import read_config, register, tried
+from engine.kernels import launch
 from engine.spec.model import UnsupportedModelError
+from engine.step.warm import tables_from
 from tests.unit.engine.families.case import SHAPE, Case
+from tests.unit.engine.generate import new_sequence
 
 LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
 MLA = {"kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8, "q_lora_rank": 16}
@@ -138,6 +142,21 @@ def test_a_checkpoint_keeps_its_dtype(tmp_path: Path) -> None:
     config.dtype = torch.float16
     config.save_pretrained(tmp_path)
     assert ForeignDecoder(tmp_path).spec.dtype == "float16"
+
+
+def test_tokens_that_no_kernel_sampled_are_not_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While kernels are only compiled, a pass that follows another one finds anything where its token would be."""
+    model = Case(name="llama", config="LlamaConfig").build(tmp_path)
+    engine = Engine(EngineConfig(model=model, model_impl="transformers", cache=CacheConfig(num_blocks=8)))
+    sequence = new_sequence("r", list(range(12)), max_tokens=4)
+    sequence.tables = tables_from(engine.layout, 0, 2)
+    engine.launch([sequence.schedule(12)])
+    engine._runner._newest.fill_(1 << 40)
+    next_one = sequence.schedule(1)
+    with pytest.raises(IndexError):
+        engine.launch([next_one])
+    monkeypatch.setattr(launch, "_asked", set())
+    engine.launch([next_one])
 
 
 def test_models_that_see_both_ways_are_refused(tmp_path: Path) -> None:
