@@ -8,6 +8,7 @@ host, or leave something in the model for the next one.
 from __future__ import annotations
 
 import traceback
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -69,8 +70,10 @@ def _mark_of(value: object) -> object:
 def waiting_in(run: Callable[[], None]) -> str:
     """Run passes on a GPU; return why they can't be captured if the host waits for the GPU within one, else ""."""
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        with warnings.catch_warnings():  # torch calls the mode a prototype
+            warnings.simplefilter("ignore", UserWarning)
+            torch.cuda.set_sync_debug_mode("error")
         run()
     except RuntimeError as error:
         if WAITING not in str(error):
