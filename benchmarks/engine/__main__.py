@@ -76,6 +76,9 @@ def main(arguments: Sequence[str]) -> int:
     if options.quantization != "auto":
         stem += f"-{options.quantization}"
         facts["model"] += f", --quantization {options.quantization}"
+    if options.model_impl != "auto":
+        stem += f"-{options.model_impl}"
+        facts["model"] += f", by {options.model_impl}"
     notes = notes_of(stem) if options.shape in (DEFAULT_SHAPE, *DRAWN) else ""
     if options.ranks:
         stem += f"-tp{len(options.ranks)}"
@@ -204,6 +207,7 @@ class Run:
         return EngineConfig(
             model=model,
             draft=draft,
+            model_impl=options.model_impl,
             device=options.device,
             dtype=_dtype(self._device, "auto"),
             quantization=options.quantization,
@@ -330,6 +334,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--quantization", default="auto", choices=("auto", *ONLINE), help="what weights become while they are loaded"
     )
+    parser.add_argument(
+        "--model-impl", default="auto", choices=("auto", "transformers"), help="whose code computes the model"
+    )
     parser.add_argument("--max-batch-tokens", type=int, default=8192, help="token budget of a pass")
     parser.add_argument("--max-sequences", type=int, default=256)
     parser.add_argument("--commit", default="", help="what to call this version; default: git's")
@@ -350,6 +357,7 @@ def _compared(options: argparse.Namespace, card: str) -> str:
         return ""
     formats = [options.quantization] * (options.quantization != "auto")
     formats += [f"kv-{options.kv_cache_dtype}"] * (options.kv_cache_dtype != "auto")
+    formats += [options.model_impl] * (options.model_impl != "auto")
     ranks = [f"tp{len(options.ranks)}"] * (len(options.ranks) > 1)
     return " ".join((options.shape, *formats, *ranks))
 

@@ -12,9 +12,10 @@ import torch
 from engine.config import CacheConfig, EngineConfig
 from engine.engine import Engine
 from tests.gpu.waves import WITH_STATES, run_both_ways, run_waves
-from tests.unit.engine.families import foreign
+from tests.unit.engine.families import foreign, latents
 from tests.unit.engine.generate import Generator, new_sequence, scored
 
+LATENT = {case.name: case for case in latents.CASES}
 FOREIGN = {case.name.removeprefix("by transformers: "): case for case in foreign.CASES}
 ROOT = Path(__file__).resolve().parents[2]
 MOST_BEHIND = 0.5  # natural logarithms, in the mean of an answer: tokens of another context are behind by several
@@ -35,9 +36,10 @@ def test_so_they_do_with_states(family: str, tmp_path: Path, monkeypatch: pytest
     _check(WITH_STATES[family].build(tmp_path), "float16", 0.02, monkeypatch)
 
 
-def test_states_on_a_gpu_are_those_on_a_cpu(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["qwen3_5", "longcat_flash", "deepseek_v32", "glm_moe_dsa"])
+def test_a_gpu_answers_as_a_cpu(family: str, tmp_path: Path) -> None:
     """In float32: prompts whole and in chunks beside decoding, decoding from graphs."""
-    model = WITH_STATES["qwen3_5"].build(tmp_path)
+    model = (WITH_STATES | LATENT)[family].build(tmp_path)
     answers = []
     for device in ("cpu", "cuda"):
         engine = Engine(

@@ -54,9 +54,9 @@ families are, unless
 - the host waits for the GPU within a pass: torch tells at the start. Experts do so in float16 and float32, whose products torch
   computes in a loop; in bfloat16 they are captured.
 
-`engine.not_captured` in the log then says why. It has not run on a GPU yet. Refused by name: models with states, attention of
-their own (biases, latents), masks of their own, attention to later tokens, LongRoPE and dynamic ropes. Seven are checked as
-above.
+`engine.not_captured` in the log then says why. Neither way changes an answer (`tests/gpu/test_graphs.py`). Refused by name:
+models with states, attention of their own (biases, latents), masks of their own, attention to later tokens, LongRoPE and
+dynamic ropes. Seven are checked as above.
 
 DeepSeek-V3.2 and GLM-5 attend to the 2,048 positions that an indexer chooses; of equal scores the earliest. Its queries and keys
 are not rotated by a Hadamard matrix (which changes no product) and not rounded to 8 bits, as in `transformers`. Its kernels'
