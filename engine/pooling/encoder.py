@@ -43,6 +43,7 @@ class Encoder:
         self._bias = DistanceBias(spec.layers[0].attention, weights) if spec.layers[0].attention.distances else None
         self._ropes = dict[tuple[RopeSpec, int], torch.Tensor]()
         self._longest = longest
+        self.made, self.met = floats.Room(), floats.Room()  # by each half's first product, and by attention
         self._layers = [_Layer(its, at, self) for at, its in enumerate(spec.layers)]
         self._final = self.norm(spec.final_norm)
 
@@ -142,6 +143,7 @@ class _Attention:
 
     def __init__(self, spec: EncoderAttentionSpec, layer: int, model: Encoder) -> None:
         hidden, under, self._layer = model.spec.hidden_size, model.spec.under.format(layer), layer
+        self._made, self._met_in = model.made, model.met
         self._spec, self._scale = spec, spec.scale or spec.head_dim**-0.5
         sizes = (spec.width, spec.kv_width, spec.kv_width)
         self._inputs = model.product(under, spec.inputs, hidden, sizes, bias=spec.has_bias)
@@ -151,11 +153,11 @@ class _Attention:
         self._rotation = _in_one_kernel(self._norms)
 
     def __call__(self, x: torch.Tensor, texts: Texts, masks: Masks) -> torch.Tensor:
-        return self._output(self._met(self._inputs(x), texts, masks))
+        return self._output(self._met(self._inputs(x, self._made), texts, masks))
 
     def onto(self, residual: torch.Tensor, x: torch.Tensor, texts: Texts, masks: Masks) -> Added:
         """Add to `residual` in place, or return what is to be added; see `Product.onto`."""
-        return self._output.onto(residual, self._met(self._inputs(x), texts, masks))
+        return self._output.onto(residual, self._met(self._inputs(x, self._made), texts, masks))
 
     def _met(self, product: torch.Tensor, texts: Texts, masks: Masks) -> torch.Tensor:
         """Return [T, Hq D]."""
@@ -163,7 +165,9 @@ class _Attention:
         keys, values = kv if sharing is None else sharing.heads(self._layer, *kv)
         if not masks.are_biases and texts.seen is None and spec.head_dim <= floats.MOST_DIM and floats.takes(product):
             before, after = spec.reach or -1, 0 if spec.is_causal else spec.reach or -1
-            found = floats.attend(queries, keys, values, masks.pieces, scale=self._scale, before=before, after=after)
+            found = floats.attend(
+                queries, keys, values, masks.pieces, scale=self._scale, before=before, after=after, room=self._met_in
+            )
         elif sharing is None or sharing.index is None:
             found = self._met_by_length((queries, keys, values), texts, masks)
         else:
@@ -235,7 +239,7 @@ class _FeedForward:
     """Each token by itself."""
 
     def __init__(self, spec: FeedForwardSpec, under: str, model: Encoder) -> None:
-        hidden, size = model.spec.hidden_size, spec.intermediate_size
+        hidden, size, self._made = model.spec.hidden_size, spec.intermediate_size, model.made
         sizes = (size,) * (1 + spec.is_gated)
         self._inputs = model.product(
             under, spec.inputs, hidden, sizes,
@@ -245,11 +249,11 @@ class _FeedForward:
         self._output = model.product(under, (spec.output,), size, (hidden,), bias=bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._output(self._inputs(x))
+        return self._output(self._inputs(x, self._made))
 
     def onto(self, residual: torch.Tensor, x: torch.Tensor) -> Added:
         """Add to `residual` in place, or return what is to be added; see `Product.onto`."""
-        return self._output.onto(residual, self._inputs(x))
+        return self._output.onto(residual, self._inputs(x, self._made))
 
 
 class _Layer:
@@ -266,8 +270,8 @@ class _Layer:
         """Return the residual [T, E], and what is still to be added to it."""
         first, second = self._norms
         if not self._is_prenorm:
-            x, _ = _normed(first, x, self._attention.onto(x, x, texts, masks))
-            return _normed(second, x, self._mlp.onto(x, x))[0], None
+            x, _ = _normed(first, x, self._attention.onto(x, x, texts, masks), in_place=True)
+            return _normed(second, x, self._mlp.onto(x, x), in_place=True)[0], None
         attention_norm, mlp_norm = self._after
         normed, x = _normed(first, x, added)
         if attention_norm is None:
@@ -278,13 +282,15 @@ class _Layer:
         return x, self._mlp.onto(x, normed) if mlp_norm is None else mlp_norm(self._mlp(normed))
 
 
-def _normed(norm: Norm | None, x: torch.Tensor, added: Added = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the norm of x + added, and that sum."""
+def _normed(
+    norm: Norm | None, x: torch.Tensor, added: Added = None, *, in_place: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the norm of x + added, and that sum; `in_place`: nobody reads it."""
     if isinstance(norm, RmsNorm):
         return norm.of_sum(added, x)
     total = summed(added, x)
     if norm is None:
         return total, total
     if floats.takes(total):
-        return floats.layer_norm(total, norm.weight, norm.bias, norm.eps), total
+        return floats.layer_norm(total, norm.weight, norm.bias, norm.eps, in_place=in_place), total
     return norm(total), total

@@ -51,10 +51,10 @@ class Product:
         self._panels = floats.packed(weight, bias, self._activation, is_gated=self._is_gated)
         linear.weight = weight.new_empty(0)  # a second copy of a model would be too much
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return [T, N] for x [T, K]; gated half as many."""
+    def __call__(self, x: torch.Tensor, room: floats.Room | None = None) -> torch.Tensor:
+        """Return [T, N] for x [T, K]; gated half as many. `room`: where it may lie."""
         if self._panels is not None:
-            return floats.product(x, self._panels)
+            return floats.product(x, self._panels, room=room)
         if self._is_gated and self._activation in FUSED_GATES and not self._is_up_first:
             return self._linear.gated(x, self._activation)
         return activated(self._linear(x), self._activation, is_gated=self._is_gated, is_up_first=self._is_up_first)
@@ -76,7 +76,7 @@ class Adapted:
         self._both, self._activation = both, activation
         self._is_gated, self._is_up_first = is_gated, is_up_first
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, room: floats.Room | None = None) -> torch.Tensor:
         return activated(self._both(x), self._activation, is_gated=self._is_gated, is_up_first=self._is_up_first)
 
     def onto(self, residual: torch.Tensor, x: torch.Tensor) -> Added:

@@ -7,6 +7,7 @@ on the number of threads.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from struct import Struct
@@ -19,6 +20,7 @@ from engine.processor import has_avx512
 
 # As in the sources: a panel's columns, activations, queries of a piece of work, the largest head.
 COLUMNS, QUERIES, MOST_DIM = 32, 192, 256
+MOST_KEPT = 16 << 20  # floats of a `Room`
 ACTIVATIONS = {"": 0, "gelu": 1, "gelu_tanh": 2, "silu": 3, "relu": 4, "tanh": 5}
 # Instructions that `wide.h` names, as /proc/cpuinfo has them.
 WIDER = native.NARROW | {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
@@ -68,8 +70,29 @@ def _in_panels(rows: torch.Tensor, *, is_gated: bool) -> torch.Tensor:
     return torch.cat([part.unflatten(0, (-1, own)) for part in filled], dim=1).transpose(1, 2).contiguous()
 
 
-def product(x: torch.Tensor, weight: Panels, *, onto: torch.Tensor | None = None) -> torch.Tensor:
+class Room:
+    """Memory for what one step of a layer makes and the next one reads: new pages cost 4 % of a pass."""
+
+    def __init__(self) -> None:
+        self._kept = torch.empty(0)
+
+    def rows(self, *shape: int) -> torch.Tensor:
+        """Return uninitialised float32 of this shape. What was returned before is lost."""
+        size = math.prod(shape)
+        if size > MOST_KEPT:
+            return torch.empty(shape)
+        if size > len(self._kept):
+            self._kept = torch.empty(0)  # first, so that both are never there
+            self._kept = torch.empty(size)
+        return self._kept[:size].view(shape)
+
+
+def product(
+    x: torch.Tensor, weight: Panels, *, onto: torch.Tensor | None = None, room: Room | None = None
+) -> torch.Tensor:
     """Return act(x @ weight.T + bias) [T, N], gated act(gate) * up. `x` [T, K]. `onto` [T, N] is added to in place, and returned.
+
+    `room`: where the result lies if it isn't added.
 
     Raises ValueError for rows of another length, and for an `onto` of another shape.
     """
@@ -77,7 +100,7 @@ def product(x: torch.Tensor, weight: Panels, *, onto: torch.Tensor | None = None
     assert library is not None
     if x.shape[1] != weight.panels.shape[1]:
         raise ValueError(f"rows of {x.shape[1]} inputs don't go with a matrix of {weight.panels.shape[1]}")
-    out = x.new_empty(len(x), weight.outputs) if onto is None else onto
+    out = (room or Room()).rows(len(x), weight.outputs) if onto is None else onto
     if out.shape != (len(x), weight.outputs) or not out.is_contiguous():
         raise ValueError(f"rows of {weight.outputs} outputs, {len(x)} of them, don't go onto {list(out.shape)}")
     library.baton_floats_product(
@@ -90,10 +113,12 @@ def product(x: torch.Tensor, weight: Panels, *, onto: torch.Tensor | None = None
     return out
 
 
-def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
-    """Return the LayerNorm of rows [T, K]."""
+def layer_norm(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, *, in_place: bool = False
+) -> torch.Tensor:
+    """Return the LayerNorm of rows [T, K]. `in_place`: it may lie where they do."""
     x = x.contiguous()
-    library, out = native.library(), torch.empty_like(x)
+    library, out = native.library(), x if in_place else torch.empty_like(x)
     assert library is not None
     library.baton_floats_norm(
         _NORM.pack(
@@ -118,12 +143,12 @@ def pieces_of(lengths: Sequence[int], begins: Sequence[int] = ()) -> torch.Tenso
 
 def attend(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, pieces: torch.Tensor, *,
-    scale: float, before: int = -1, after: int = -1,
+    scale: float, before: int = -1, after: int = -1, room: Room | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """Return attention [T, Hq, D] of texts, one behind the other: `queries` [T, Hq, D], `keys` and `values` [S, Hkv, D].
 
     S is T, or more where some first tokens have no queries; see `pieces_of`.
-    `before`, `after`: positions that a query sees on each side; -1: all. D is at most MOST_DIM.
+    `before`, `after`: positions that a query sees on each side; -1: all. D is at most MOST_DIM. `room`: where the result lies.
     Heads of a row that don't lie side by side are copied.
     """
     library, (num_rows, num_heads, size) = native.library(), queries.shape
@@ -132,7 +157,7 @@ def attend(
     queries, keys, values = (
         each if each.stride()[1:] == (size, 1) else each.contiguous() for each in (queries, keys, values)
     )
-    out = queries.new_empty(num_rows, num_heads, size)
+    out = (room or Room()).rows(num_rows, num_heads, size)
     library.baton_texts_attend(
         _ATTENTION.pack(
             queries.data_ptr(), keys.data_ptr(), values.data_ptr(), pieces.data_ptr(), out.data_ptr(),
