@@ -34,6 +34,15 @@ def act_and_mul(gate_up: torch.Tensor, activation: str = "silu") -> torch.Tensor
 
 
 @twin("engine.kernels.triton_activation")
+def erf_gelu_and_mul(gate_up: torch.Tensor, *, is_up_first: bool) -> torch.Tensor:
+    """Return gelu(gate) * up [T, I], GELU by erf, for `gate_up` [T, 2 I]; `is_up_first`: the gate is the second half."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    if is_up_first:
+        gate, up = up, gate
+    return gelu(gate) * up
+
+
+@twin("engine.kernels.triton_activation")
 def sparse_act_and_mul(gate_up: torch.Tensor, cutoff: float, activation: str) -> torch.Tensor:
     """Return act(rest) * up [T, I] for `gate_up` [T, 2 I]: the rest is the part of a gate above mean + `cutoff` * deviation.
 

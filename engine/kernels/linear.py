@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import linear as torch_linear
 
-from engine.kernels.activation import act_and_mul
+from engine.kernels.activation import ACTIVATIONS, act_and_mul
 from engine.kernels.device import twin, use_triton
 from engine.processor import has_avx512
 
@@ -58,6 +58,12 @@ def linear_onto(
     The number of rows decides which is cheaper; `norm.add_rms_norm` takes both.
     """
     return _product(x, weight, bias)
+
+
+@twin("engine.kernels.triton_linear")
+def activated_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
+    """Return act(x @ weight.T + bias) [T, N]; `activation`: one of `ACTIVATIONS`."""
+    return ACTIVATIONS[activation](_product(x, weight, bias))
 
 
 @twin("engine.kernels.triton_linear")

@@ -41,6 +41,32 @@ def _gelu_and_mul(gate_up_T2I, out_TI, size, BLOCK: tl.constexpr):
     tl.store(out_TI + row * size + at, (gelu_tanh(gate) * up).to(out_TI.dtype.element_ty), mask=inside)
 
 
+def erf_gelu_and_mul(gate_up: torch.Tensor, *, is_up_first: bool) -> torch.Tensor:
+    gate_up = gate_up.contiguous()
+    size = gate_up.shape[-1] // 2
+    out = gate_up.new_empty((*gate_up.shape[:-1], size))
+    num_rows = out.numel() // size if size else 0
+    _ERF.launch(
+        (num_rows, triton.cdiv(size, BLOCK)), (gate_up.dtype, size, is_up_first), gate_up, out, size, BLOCK, is_up_first
+    )
+    return out
+
+
+@triton.jit
+def _erf_gelu_and_mul(gate_up_T2I, out_TI, size, BLOCK: tl.constexpr, UP_FIRST: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    first = tl.load(gate_up_T2I + row * 2 * size + at, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(gate_up_T2I + row * 2 * size + size + at, mask=inside, other=0.0).to(tl.float32)
+    if UP_FIRST:
+        gate, up = second, first
+    else:
+        gate, up = first, second
+    out = 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476)) * up
+    tl.store(out_TI + row * size + at, out.to(out_TI.dtype.element_ty), mask=inside)
+
+
 @triton.jit
 def gelu_tanh(x):
     """0.5 x (1 + tanh(y)) = x sigmoid(2 y); `x` float32."""
@@ -119,4 +145,4 @@ def _gated_heads(
 
 
 _SILU, _GELU, _GATE = Kernel(_silu_and_mul), Kernel(_gelu_and_mul), Kernel(_gated_heads)
-_SPARSE = Kernel(_sparse_act_and_mul)
+_SPARSE, _ERF = Kernel(_sparse_act_and_mul), Kernel(_erf_gelu_and_mul)

@@ -10,13 +10,15 @@ from collections.abc import Sequence
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from engine.formats.forms import Added, summed
+from engine.formats.forms import Added, over_ranks, summed
 from engine.formats.product import Format, LinearSpec, as_product, declare
 from engine.kernels.device import use_triton
 from engine.kernels.native import floats
 from engine.kernels.rope import Heads, rope_and_write_kv
+from engine.kernels.texts.attention import attend_texts
+from engine.kernels.texts.layer_norm import norm_of_rows, norm_of_sum
 from engine.model.layers.building import declare_norm
-from engine.model.layers.norm import Norm, RmsNorm
+from engine.model.layers.norm import LayerNorm, Norm, RmsNorm
 from engine.model.rope import cos_sin_table
 from engine.pooling.adapters import Adapters
 from engine.pooling.masks import DistanceBias, Masks
@@ -28,7 +30,7 @@ from engine.pooling.spec import (
     FeedForwardSpec,
     TokensSpec,
 )
-from engine.pooling.texts import Texts
+from engine.pooling.texts import TYPES, Sight, Texts
 from engine.spec.scaling import RopeSpec
 from engine.weights.parameters import Shard, Weights, whole
 
@@ -55,8 +57,15 @@ class Encoder:
         masks = Masks(self._bias, texts)
         for layer in self._layers:
             x, added = layer(x, added, texts, masks)
-        found = _normed(self._final, x, added)[0]
+        found = _norm_alone(self._final, x, added)
         return found if texts.sharing is None else texts.sharing.states(found)
+
+    @property
+    def sights(self) -> tuple[Sight, ...]:
+        """Those of its layers, where attention is a kernel over all lengths; else none is asked for."""
+        if not use_triton(self.tokens_table):
+            return ()
+        return tuple(dict.fromkeys(_sight(layer.attention) for layer in self.spec.layers))
 
     @property
     def tokens_table(self) -> torch.Tensor:
@@ -118,11 +127,14 @@ class _Tokens:
         self._more_types = adapters.rows(spec.types, spec.num_types, hidden) if adapters and has_types else None
 
     def __call__(self, texts: Texts) -> torch.Tensor:
+        norm = self._norm
+        if isinstance(norm, LayerNorm) and self._more_words is None and use_triton(self.table):
+            return norm_of_rows(norm.weight, norm.bias, norm.eps, self._rows(texts), self._multiplier)
         x = self._of_words(texts.tokens)
         if self._multiplier != 1:
             x *= torch.tensor(self._multiplier, dtype=x.dtype)
         if self._types is not None:
-            types = texts.types if texts.types is not None and len(self._types) > 1 else None
+            types = texts.types
             x += self._types[0] if types is None else self._types[types]
             numbers = torch.zeros_like(texts.tokens) if types is None else types
             if self._more_types is not None and (more := self._more_types(numbers)) is not None:
@@ -130,6 +142,15 @@ class _Tokens:
         if self._positions is not None:
             x += self._positions[texts.positions + self._first]
         return _normed(self._norm, x)[0]
+
+    def _rows(self, texts: Texts) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Each table, and which of its rows is a token's."""
+        found = [(self.table, texts.tokens)]
+        if self._positions is not None:
+            found.append((self._positions[self._first :], texts.positions))
+        if self._types is not None:
+            found.append((self._types, texts.numbers[TYPES]))
+        return found
 
     def _of_words(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.table[tokens]
@@ -151,6 +172,7 @@ class _Attention:
         self._norms = [model.norm(under + name, spec.head_dim) for name in spec.head_norms]
         self._rotations = None if spec.rope is None else model.rotations(spec.rope, spec.head_dim)
         self._rotation = _in_one_kernel(self._norms)
+        self._sight = _sight(spec)
 
     def __call__(self, x: torch.Tensor, texts: Texts, masks: Masks) -> torch.Tensor:
         return self._output(self._met(self._inputs(x, self._made), texts, masks))
@@ -163,7 +185,9 @@ class _Attention:
         """Return [T, Hq D]."""
         spec, sharing, (queries, *kv) = self._spec, texts.sharing, self._heads(product, texts)
         keys, values = kv if sharing is None else sharing.heads(self._layer, *kv)
-        if not masks.are_biases and texts.seen is None and spec.head_dim <= floats.MOST_DIM and floats.takes(product):
+        if use_triton(product):
+            found = self._met_at_once(queries, keys, values, texts, masks)
+        elif not masks.are_biases and texts.seen is None and spec.head_dim <= floats.MOST_DIM and floats.takes(product):
             before, after = spec.reach or -1, 0 if spec.is_causal else spec.reach or -1
             found = floats.attend(
                 queries, keys, values, masks.pieces, scale=self._scale, before=before, after=after, room=self._met_in
@@ -173,6 +197,29 @@ class _Attention:
         else:
             found = self._met_by_length((sharing.spread(queries), keys, values), texts, masks)[sharing.own]
         return found.flatten(1)
+
+    def _met_at_once(
+        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, texts: Texts, masks: Masks
+    ) -> torch.Tensor:
+        """Return [T, Hq, D], in one launch: by torch's library where that knows the form, else by a kernel for any lengths."""
+        spec = self._spec
+        if queries.is_cuda and queries.dtype.itemsize == 2 and not masks.are_biases and texts.are_alike(spec.reach):
+            [(count, length, _)] = texts.runs
+            own, its_keys, its_values = (
+                one.unflatten(0, (count, length)).transpose(1, 2) for one in (queries, keys, values)
+            )
+            found = scaled_dot_product_attention(
+                own,
+                its_keys,
+                its_values,
+                is_causal=spec.is_causal,
+                enable_gqa=spec.kv_width < spec.width,
+                scale=self._scale,
+            )
+            return found.transpose(1, 2).flatten(0, 1)
+        return attend_texts(
+            queries, keys, values, texts.seen_by(self._sight), scale=self._scale, distances=masks.distances
+        )
 
     def _heads(self, product: torch.Tensor, texts: Texts) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries [T, Hq, D], keys and values [T, Hkv, D], normed and rotated."""
@@ -216,6 +263,10 @@ class _Attention:
                 into[:, part.queries].copy_(its.transpose(1, 2))
             begin = end
         return found
+
+
+def _sight(spec: EncoderAttentionSpec) -> Sight:
+    return Sight(spec.reach, spec.is_causal)
 
 
 def _in_one_kernel(norms: Sequence[Norm | None]) -> Heads | None:
@@ -270,8 +321,8 @@ class _Layer:
         """Return the residual [T, E], and what is still to be added to it."""
         first, second = self._norms
         if not self._is_prenorm:
-            x, _ = _normed(first, x, self._attention.onto(x, x, texts, masks), in_place=True)
-            return _normed(second, x, self._mlp.onto(x, x), in_place=True)[0], None
+            x = _norm_alone(first, x, self._attention.onto(x, x, texts, masks))
+            return _norm_alone(second, x, self._mlp.onto(x, x)), None
         attention_norm, mlp_norm = self._after
         normed, x = _normed(first, x, added)
         if attention_norm is None:
@@ -288,9 +339,22 @@ def _normed(
     """Return the norm of x + added, and that sum; `in_place`: nobody reads it."""
     if isinstance(norm, RmsNorm):
         return norm.of_sum(added, x)
+    if isinstance(norm, LayerNorm) and use_triton(x):
+        its = over_ranks(added, x.dtype)
+        found, total = norm_of_sum(x, its, norm.weight, norm.bias, norm.eps, keeps_sum=True)
+        assert total is not None
+        return found, total
     total = summed(added, x)
     if norm is None:
         return total, total
     if floats.takes(total):
         return floats.layer_norm(total, norm.weight, norm.bias, norm.eps, in_place=in_place), total
     return norm(total), total
+
+
+def _norm_alone(norm: Norm | None, x: torch.Tensor, added: Added = None) -> torch.Tensor:
+    """Return the norm of x + added, where nobody needs the sum."""
+    if isinstance(norm, LayerNorm) and use_triton(x):
+        its = over_ranks(added, x.dtype)
+        return norm_of_sum(x, its, norm.weight, norm.bias, norm.eps, keeps_sum=False)[0]
+    return _normed(norm, x, added, in_place=True)[0]

@@ -15,6 +15,7 @@ from engine.checkpoint.fingerprint import model_fingerprint
 from engine.families.quantised import ONLINE
 from engine.pooling.encoder import Encoder
 from engine.pooling.families import read_encoder_spec
+from engine.pooling.graphs import SIZES, Passes
 from engine.pooling.heads import LabelHead, Spans, VectorHead, cut
 from engine.pooling.late import lexical, maxsim, seen_of, with_vectors, with_weights
 from engine.pooling.prefixes import Beginning, Prefixes, Sharing, can_share
@@ -41,6 +42,7 @@ class PoolingConfig:
     max_model_len: int | None = None
     num_threads: int = 1
     prefix_bytes: int | None = None  # memory for prefixes of a decoder; None: by the device
+    captures: bool = True  # passes of few tokens as CUDA graphs, on a GPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +91,8 @@ class PoolingEngine:
         _check_padding(spec, self.pooling)
         load_weights(weights, config.model)
         weights.settle()
+        self._has_types = spec.tokens.num_types > 1
+        self._passes = Passes(self._encoder, device, sizes=SIZES if device.type == "cuda" and config.captures else ())
         self.fingerprint = model_fingerprint(config.model, marks)
         # Tokens of each input of the last `compute` that others had computed.
         self.found: Sequence[int] = ()
@@ -143,14 +147,15 @@ class PoolingEngine:
         with self._sharing(mine) as sharing:
             texts = Texts.of(
                 [one.tokens for one in mine],
-                [one.second for one in mine],
-                self.device,
+                [one.second if self._has_types else 0 for one in mine],
                 seen=[seen[at] for at in order] if late is not None else None,
                 sharing=sharing,
+                sights=self._encoder.sights,
             )
+            # Sent before the pass: afterwards the host would wait for it.
+            spans = Spans.of(texts.lengths, [one.skipped for one in mine], self.device)
             adapter = mine[0].adapter
-            x = self._encoder(texts, adapter=self.pooling.tasks.index(adapter) if adapter else None)
-        spans = Spans.of(texts.lengths, [one.skipped for one in mine])
+            x = self._passes(texts, adapter=self.pooling.tasks.index(adapter) if adapter else None)
         rows = self._labelled(x, spans, mine) if self._labels is not None else self._embedded(x, spans, mine)
         begins = (0,) * len(mine) if sharing is None else sharing.begins
         return [each for _, each in sorted(zip(order, zip(rows, begins, strict=True), strict=True), key=itemgetter(0))]
@@ -187,7 +192,7 @@ class PoolingEngine:
         late, heads = self.pooling.late, self.pooling.heads
         for at, one in enumerate(mine):
             own = slice(spans.begins[at], spans.begins[at] + spans.lengths[at])
-            tokens = list(one.tokens)[-spans.lengths[at] :]
+            tokens = list(one.tokens[-spans.lengths[at] :])
             if one.work == TOKENS and each is not None:
                 rows = each[own]
                 if late is not None or heads is not None:
@@ -203,7 +208,8 @@ class PoolingEngine:
                 kinds[one.dimensions, one.is_raw].append(at)
         vectors = head.vectors(x, spans) if kinds else x
         for (size, is_raw), places in kinds.items():
-            rows = cut(vectors[places], size, normalizes=self._normalizes(size, is_raw)).cpu()
+            some = vectors if len(places) == len(mine) else vectors[places]
+            rows = cut(some, size, normalizes=self._normalizes(size, is_raw)).cpu()
             found |= zip(places, rows.split(1), strict=True)
         return [found[at] for at in range(len(mine))]
 

@@ -13,9 +13,11 @@ from pathlib import Path
 import torch
 from torch.nn.functional import gelu, linear, normalize, relu, silu
 
+from engine.kernels.texts.pooling import pool_texts
 from engine.pooling.encoder import Encoder
 from engine.pooling.products import ACTS
 from engine.pooling.spec import ClassifierSpec, EncoderSpec
+from engine.pooling.texts import sent
 from engine.weights.loader import load_weights, most_elements
 from engine.weights.parameters import Parameter, Part, Weights, whole
 from modelfiles.late import COLBERT_HEAD, SPARSE_HEAD
@@ -39,17 +41,16 @@ class Spans:
     begins: tuple[int, ...]
     lengths: tuple[int, ...]
     skipped: tuple[int, ...]
+    numbers: torch.Tensor  # [3, B] int32: these three, on the pass's device
 
     @classmethod
-    def of(cls, lengths: Sequence[int], skipped: Sequence[int]) -> Spans:
+    def of(cls, lengths: Sequence[int], skipped: Sequence[int], device: torch.device) -> Spans:
         """`skipped` of a text leave one row at least."""
         skips = tuple(min(skip, length - 1) for length, skip in zip(lengths, skipped, strict=True))
         firsts = accumulate(lengths[:-1], initial=0)
         begins = tuple(first + skip for first, skip in zip(firsts, skips, strict=True))
-        return cls(begins, tuple(length - skip for length, skip in zip(lengths, skips, strict=True)), skips)
-
-    def rows(self, x: torch.Tensor) -> list[torch.Tensor]:
-        return [x[begin : begin + length] for begin, length in zip(self.begins, self.lengths, strict=True)]
+        rows = tuple(length - skip for length, skip in zip(lengths, skips, strict=True))
+        return cls(begins, rows, skips, sent(torch.tensor((begins, rows, skips), dtype=torch.int32), device))
 
 
 def pooled(x: torch.Tensor, spans: Spans, mode: str) -> torch.Tensor:
@@ -57,24 +58,12 @@ def pooled(x: torch.Tensor, spans: Spans, mode: str) -> torch.Tensor:
 
     As in sentence-transformers, "cls" is a text's first row though it is skipped, and a weight is a row's number in its text.
     """
-    begins = torch.tensor(spans.begins, device=x.device)
-    lengths = torch.tensor(spans.lengths, device=x.device)
-    match mode:
-        case "cls":
-            return x[begins - torch.tensor(spans.skipped, device=x.device)].float()
-        case "lasttoken":
-            return x[begins + lengths - 1].float()
-        case "max":
-            return torch.stack([rows.amax(0) for rows in spans.rows(x)]).float()
-        case "weightedmean":
-            numbers = (
-                torch.arange(1 + skip, 1 + skip + length, device=x.device).float()
-                for skip, length in zip(spans.skipped, spans.lengths, strict=True)
-            )
-            own = zip(numbers, spans.rows(x), strict=True)
-            return torch.stack([weight @ rows.float() / weight.sum() for weight, rows in own])
-    means = torch.stack([rows.sum(0, dtype=torch.float32) for rows in spans.rows(x)])
-    return means / (lengths[:, None].sqrt() if mode == "mean_sqrt_len_tokens" else lengths[:, None])
+    begins, lengths, skipped = spans.numbers
+    if mode == "cls":
+        return x[begins - skipped].float()
+    if mode == "lasttoken":
+        return x[begins + lengths - 1].float()
+    return pool_texts(x, spans.numbers, mode)
 
 
 class VectorHead:

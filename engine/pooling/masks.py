@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
 from engine.kernels.native import floats
+from engine.kernels.texts.attention import Distances
 from engine.pooling.spec import EncoderAttentionSpec
 from engine.pooling.texts import Texts
 from engine.weights.parameters import Weights, whole
@@ -33,12 +35,18 @@ class Masks:
 
     def __init__(self, bias: DistanceBias | None, texts: Texts) -> None:
         self._bias, self._device, self._lengths = bias, texts.tokens.device, texts.lengths
+        self._places = texts.places
         self._begins = () if texts.sharing is None else texts.sharing.begins
         self._known = dict[tuple[int, ...], torch.Tensor]()
 
     @property
     def are_biases(self) -> bool:
         return self._bias is not None
+
+    @cached_property
+    def distances(self) -> Distances | None:
+        """The biases for a kernel over all lengths."""
+        return None if self._bias is None else Distances(self._bias.by_distance(), self._places)
 
     @property
     def pieces(self) -> torch.Tensor:
@@ -79,15 +87,25 @@ class DistanceBias:
 
     def __init__(self, spec: EncoderAttentionSpec, weights: Weights) -> None:
         self._table = weights.new(whole(f"{spec.distances}.weight", BUCKETS, spec.num_heads))
+        self._by_distance: torch.Tensor | None = None
 
     def __call__(self, length: int) -> torch.Tensor:
         """Return [H, length, length]."""
         at = torch.arange(length)
+        return self._of(at - at[:, None]).permute(2, 0, 1)
+
+    def by_distance(self) -> torch.Tensor:
+        """Return [H, 2 FARTHEST + 1] float32, see `Distances`."""
+        if self._by_distance is None:
+            self._by_distance = self._of(torch.arange(-FARTHEST, FARTHEST + 1)).T.float().contiguous()
+        return self._by_distance
+
+    def _of(self, ahead: torch.Tensor) -> torch.Tensor:
+        """Return [..., H] for keys so many positions behind their query in the text."""
         half = BUCKETS // 2
         exact = half // 2
-        behind = at[:, None] - at
-        far = behind.abs()
+        far = ahead.abs()
         share = torch.log(far.float().clamp(min=1) / exact) / math.log(FARTHEST / exact)
         wide = (exact + (share * (half - exact)).long()).clamp(max=half - 1)
-        buckets = torch.where(far < exact, far, wide) + (behind < 0) * half
-        return self._table[buckets.to(self._table.device)].permute(2, 0, 1)
+        buckets = torch.where(far < exact, far, wide) + (ahead > 0) * half
+        return self._table[buckets.to(self._table.device)]

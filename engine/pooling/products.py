@@ -10,7 +10,9 @@ from torch.nn.functional import relu
 from engine.formats.dense import Dense
 from engine.formats.forms import Added
 from engine.formats.product import Linear
-from engine.kernels.activation import ACTIVATIONS
+from engine.kernels.activation import ACTIVATIONS, erf_gelu_and_mul
+from engine.kernels.device import use_triton
+from engine.kernels.linear import activated_linear
 from engine.kernels.native import floats
 from engine.weights.parameters import Weights
 
@@ -57,6 +59,8 @@ class Product:
             return floats.product(x, self._panels, room=room)
         if self._is_gated and self._activation in FUSED_GATES and not self._is_up_first:
             return self._linear.gated(x, self._activation)
+        if isinstance(self._linear, Dense) and self._activation in ACTIVATIONS and not self._is_gated:
+            return activated_linear(x, self._linear.weight, self._linear.bias, self._activation)
         return activated(self._linear(x), self._activation, is_gated=self._is_gated, is_up_first=self._is_up_first)
 
     def onto(self, residual: torch.Tensor, x: torch.Tensor) -> Added:
@@ -87,6 +91,8 @@ def activated(found: torch.Tensor, activation: str, *, is_gated: bool, is_up_fir
     """Return act(found), or gated act(one half) * the other."""
     if not is_gated:
         return ACTS[activation](found) if activation else found
+    if activation == "gelu" and use_triton(found):
+        return erf_gelu_and_mul(found, is_up_first=is_up_first)
     gate, up = found.chunk(2, dim=-1)
     if is_up_first:
         gate, up = up, gate

@@ -1,26 +1,47 @@
-"""The inputs of a pass, one behind the other. T computed tokens of all texts."""
+"""The inputs of a pass, one behind the other. T computed tokens of all texts, S all of them."""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine.pooling.prefixes import Sharing
 
+Numbers = npt.NDArray[np.int32]
+# Rows of `Texts.numbers`. Behind them are two for each sight.
+TOKENS, POSITIONS, PLACES, TYPES, SIGHTS = range(5)
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """The part of their text that a layer's tokens see."""
+
+    reach: int  # positions on each side; 0: all
+    is_causal: bool
+
+
+def num_rows(sights: Sequence[Sight]) -> int:
+    """Rows of `Texts.numbers`."""
+    return SIGHTS + 2 * len(sights)
+
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """The inputs of a pass: those of one length stand side by side, so that attention takes them at once."""
+    """The inputs of a pass: those of one length stand side by side, so that attention may take them at once."""
 
-    tokens: torch.Tensor  # [T]
-    types: torch.Tensor | None  # [T]; None: all 0
-    positions: torch.Tensor  # [T] int32, from 0 in each text
-    lengths: tuple[int, ...]
+    # [rows, T] int32: tokens; positions, from 0 in each text; places, from 0 on; types, 0 or 1; and of each sight the first
+    # key in S that a token sees, and the one behind its last.
+    numbers: torch.Tensor
+    lengths: tuple[int, ...]  # (): not known, in a captured pass
+    has_types: bool = False
     seen: tuple[int, ...] | None = None  # first tokens of each text that its others see; None: all
     sharing: Sharing | None = None  # None: every token is computed
-    places: torch.Tensor = field(init=False)  # [T] int32, from 0 on
+    sights: tuple[Sight, ...] = ()
     # Number of texts, their length, and how many of their tokens are seen, in order.
     runs: tuple[tuple[int, int, int], ...] = field(init=False)
 
@@ -30,30 +51,88 @@ class Texts:
             count = runs.pop()[0] if runs and runs[-1][1:] == (length, seen) else 0
             runs.append((count + 1, length, seen))
         object.__setattr__(self, "runs", tuple(runs))
-        places = torch.arange(len(self.tokens), dtype=torch.int32, device=self.tokens.device)
-        object.__setattr__(self, "places", places)
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        return self.numbers[TOKENS]
+
+    @property
+    def positions(self) -> torch.Tensor:
+        return self.numbers[POSITIONS]
+
+    @property
+    def places(self) -> torch.Tensor:
+        return self.numbers[PLACES]
+
+    @property
+    def types(self) -> torch.Tensor | None:
+        """None: all 0."""
+        return self.numbers[TYPES] if self.has_types else None
+
+    def seen_by(self, sight: Sight) -> torch.Tensor:
+        """Return [2, T], see `numbers`."""
+        at = SIGHTS + 2 * self.sights.index(sight)
+        return self.numbers[at : at + 2]
+
+    def are_alike(self, reach: int) -> bool:
+        """True if all are computed whole, are equally long, and each token is within reach of all of its text."""
+        is_whole = self.seen is None and (self.sharing is None or self.sharing.index is None)
+        return is_whole and len(self.runs) == 1 and (not reach or self.runs[0][1] <= reach + 1)
+
+    def on(self, device: torch.device) -> Texts:
+        """Return the same on a device; the host doesn't wait for it."""
+        if device.type == "cpu":
+            return self
+        return replace(self, numbers=sent(self.numbers, device))
 
     @classmethod
     def of(
         cls,
         inputs: Sequence[Sequence[int]],
         seconds: Sequence[int],
-        device: torch.device,
         *,
         seen: Sequence[int] | None = None,
         sharing: Sharing | None = None,
+        sights: Sequence[Sight] = (),
     ) -> Texts:
-        """`seconds`: where the second text of each input begins; 0: nowhere."""
-        lengths = tuple(map(len, inputs))
-        begins = (0,) * len(lengths) if sharing is None else sharing.begins
-        spans = list(zip(inputs, begins, strict=True))
-        tokens = torch.tensor([token for one, begin in spans for token in one[begin:]], dtype=torch.long)
-        positions = torch.cat([torch.arange(begin, len(one), dtype=torch.int32) for one, begin in spans])
-        types = None
+        """On the host. `seconds`: where the second text of each input begins; 0: nowhere."""
+        lengths = np.array([len(one) for one in inputs])
+        begins = np.array(sharing.begins) if sharing is not None else np.zeros_like(lengths)
+        counts = lengths - begins
+        numbers = np.zeros((num_rows(sights), int(counts.sum())), dtype=np.int32)
+        places = np.arange(numbers.shape[1], dtype=np.int32)
+        keys = np.cumsum(lengths) - lengths  # a text's first token in S
+        positions = places - np.repeat(np.cumsum(counts) - counts - begins, counts)
+        numbers[TOKENS] = np.concatenate(
+            [np.frombuffer(array("i", one), dtype=np.int32)[begin:] for one, begin in zip(inputs, begins, strict=True)]
+        )
+        numbers[POSITIONS], numbers[PLACES] = positions, places
         if any(seconds):
-            ends = [second or length for second, length in zip(seconds, lengths, strict=True)]
-            types = torch.cat(
-                [(torch.arange(begin, len(one)) >= end).long() for (one, begin), end in zip(spans, ends, strict=True)]
-            ).to(device)
-        first = None if seen is None else tuple(seen)
-        return cls(tokens.to(device), types, positions.to(device), lengths, first, sharing)
+            numbers[TYPES] = positions >= np.repeat(np.where(seconds, seconds, lengths), counts)
+        first = np.repeat(keys, counts)
+        last = np.repeat(keys + (lengths if seen is None else np.array(seen)), counts)
+        for at, sight in enumerate(sights):
+            numbers[SIGHTS + 2 * at : SIGHTS + 2 * at + 2] = _seen(sight, first, last, first + positions)
+        return cls(
+            torch.from_numpy(numbers),
+            tuple(lengths.tolist()),
+            any(seconds),
+            None if seen is None else tuple(seen),
+            sharing,
+            tuple(sights),
+        )
+
+
+def _seen(
+    sight: Sight, first: npt.NDArray[np.int64], end: npt.NDArray[np.int64], own: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    if sight.reach:
+        first, end = np.maximum(first, own - sight.reach), np.minimum(end, own + sight.reach + 1)
+    return first, np.minimum(end, own + 1) if sight.is_causal else end
+
+
+def sent(numbers: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return numbers of the host on a device, on their way from memory that it reads itself."""
+    if device.type != "cuda":
+        return numbers.to(device)
+    return numbers.pin_memory().to(device, non_blocking=True)

@@ -24,6 +24,7 @@ from tests.unit.kernels import (
     share_checks,
     sparse_checks,
     switch_checks,
+    text_checks,
     triton_checks,
 )
 
@@ -42,7 +43,7 @@ def memory_goes_back() -> Iterator[None]:
 
 MODULES = (
     triton_checks, expert_checks, switch_checks, mla_checks, sparse_checks, group_checks, codes_checks, fp8_checks,
-    far_checks, collective_checks, share_checks,
+    far_checks, collective_checks, share_checks, text_checks,
 )  # fmt: skip
 OF_STATES = (channel_checks, convolution_checks, delta_checks, mamba_checks, selective_checks)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from unittest import mock
@@ -13,12 +14,17 @@ import torch
 from engine.kernels.rope import rope_and_write_kv
 from engine.pooling import encoder
 from engine.pooling.engine import PoolingInput
+from engine.pooling.graphs import Passes
+from engine.step.graphs import Captures
 from tests.pooling_models import build_pooling_model
 from tests.unit.engine.pooling.references import EXACT, engine_of, inputs, reference
 from tests.unit.kernels.triton_checks import Suite
 
 # Calls of the fused kernel, one a layer: without norms of heads, with them, and with weights that are less by 1.
-ROTATED = {"ModernBertModel": 3, "NomicBertModel": 3, "Qwen3Model": 3, "Gemma3TextModel": 3}
+ROTATED = {"ModernBertModel": 3, "NomicBertModel": 3, "Qwen3Model": 3, "Gemma3TextModel": 3, "MistralModel": 3}
+ROTATED |= {"BertModel": 0, "MPNetModel": 0}
+CAPTURED = ("BertModel", "MPNetModel", "ModernBertModel", "Qwen3Model")
+DECODERS = ("Qwen3Model", "MistralModel")
 
 
 def check(family: str, device: str, large: bool) -> None:
@@ -30,13 +36,41 @@ def check(family: str, device: str, large: bool) -> None:
         with mock.patch.object(encoder, "rope_and_write_kv", wraps=rope_and_write_kv) as fused:
             found = engine.compute(asked)
         assert fused.call_count == ROTATED[family]
-        assert engine.found[-1] == (16 if family == "Qwen3Model" else 0), "a decoder shares a block"
+        assert engine.found[-1] == (16 if family in DECODERS else 0), "a decoder shares a block"
         for text, own in zip(texts, found, strict=True):
             with torch.no_grad():
                 wanted = theirs(torch.tensor([text])).last_hidden_state[0].float()
             torch.testing.assert_close(own, wanted, **EXACT)
 
 
+@dataclass(frozen=True, slots=True)
+class _Again:
+    """In place of a CUDA graph: launches again."""
+
+    run: Callable[[], object]
+
+    def replay(self) -> None:
+        self.run()
+
+
+def check_captured(family: str, device: str, large: bool) -> None:
+    """Passes in larger captured ones, where other tokens were before, are those kernel by kernel."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = build_pooling_model(Path(folder), family)
+        plain, captured = (engine_of(model, device=device, captures=False, prefix_bytes=0) for _ in range(2))
+        captured._passes = passes = Passes(captured._encoder, torch.device(device), sizes=(48, 96))
+        long, *others = ([17 * at % 90 + 5 for at in range(begin, begin + count)] for begin, count in LONG_AND_SHORT)
+        with mock.patch.object(Captures, "capture", autospec=True, side_effect=lambda _, run: _Again(run)) as capture:
+            for texts in ([long], others, [long], others[:2], [long, *others], others[2:], others):
+                asked = [PoolingInput(tokens=text, second=len(text) // 2) for text in texts]
+                for found, wanted in zip(captured.compute(asked), plain.compute(asked), strict=True):
+                    torch.testing.assert_close(found, wanted, **EXACT)
+        assert capture.call_count == 2, "two sizes came twice"
+        assert len(passes) == 2
+
+
+LONG_AND_SHORT = ((0, 60), (100, 20), (200, 1), (300, 7), (400, 15))
 CHECKS: dict[str, Callable[[str, bool], None]] = {family: partial(check, family) for family in ROTATED}
+CHECKS |= {f"{family}, captured": partial(check_captured, family) for family in CAPTURED}
 SUITE = Suite(CHECKS)
 run, interpret = SUITE.run, SUITE.interpret

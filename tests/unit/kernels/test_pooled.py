@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from tests.unit.kernels import text_checks
 from tests.unit.kernels.interpreter import Interpreter
-from tests.unit.kernels.pooled_checks import ROTATED
+from tests.unit.kernels.pooled_checks import CHECKS
 
 
-@pytest.mark.parametrize("family", ROTATED)
-def test_vectors_in_the_interpreter(interpreter: Interpreter, family: str) -> None:
-    interpreter.check("pooled_checks", family)
+@pytest.mark.parametrize("name", CHECKS)
+def test_vectors_in_the_interpreter(interpreter: Interpreter, name: str) -> None:
+    interpreter.check("pooled_checks", name)
+
+
+@pytest.mark.parametrize("name", text_checks.CHECKS)
+def test_kernels_over_texts(interpreter: Interpreter, name: str) -> None:
+    interpreter.check("text_checks", name)
