@@ -114,9 +114,7 @@ class EngineConfig:
         """Raise ValueError for settings that so many stages don't have yet. `is_foreign`: `transformers` computes the model."""
         if count == 1:
             return
-        if self.device != "cpu":
-            refused, remedy = f"stages compute on CPUs, not on {self.device}", "--device cpu, --tensor-parallel-size"
-        elif self.tensor_parallel_size > 1:
+        if self.tensor_parallel_size > 1:
             refused, remedy = (
                 f"--tensor-parallel-size {self.tensor_parallel_size} beside it: ranks don't share a stage",
                 "one of both",

@@ -36,7 +36,7 @@ from engine.kernels.attention import HeadShape, item_queries, items_at_once, til
 from engine.kernels.device import describe
 from engine.kernels.launch import compiled_ahead
 from engine.kernels.mla import Forms, forms_on, mla_items_at_once
-from engine.lockstep import Lockstep, encode_config
+from engine.lockstep import Lockstep, planned
 from engine.model.decoder import Decoder
 from engine.model.places import Part, kept_at
 from engine.parallel.ranks import ONE_RANK, Ranks
@@ -51,7 +51,8 @@ from engine.sequence import Chunk, Sequence
 from engine.spec.mla import MLASpec
 from engine.spec.model import DraftSpec
 from engine.spec.stages import for_stage
-from engine.staged import Staged
+from engine.staged import staged
+from engine.step.between import Between
 from engine.step.graphs import graph_sizes
 from engine.step.limits import GroupTables, HeadLimits, LastAttention, Limits
 from engine.step.runner import Runner
@@ -114,7 +115,6 @@ class Engine:
                 max_model_len=self.max_model_len,
                 most_elements=most_elements(config.model) if load is load_weights else None,
                 group=ranks.group,
-                stage=ranks.stage,
             )
             model = self._decoder.spec
         self._head: DraftHead | BlockHead | None = None if lender is None else lender._head
@@ -125,15 +125,8 @@ class Engine:
             f"differing={name}" for name in sorted(self._decoder.weights.differing)
         ]
         self.fingerprint = model_fingerprint(config.model, marks)
-        self.layout: KVLayout = plan_layout(
-            model,
-            config,
-            dtype_name,
-            while_loading=self._decoder.weights.bytes_while_loading,
-            longest=self.max_model_len,
-            held_back=ranks.held_back(),
-        )
-        ranks.followers.send(encode_config(config.with_pool(self.layout.num_blocks, self.layout.block_size)))
+        sizes = self._decoder.weights.bytes_while_loading, self.max_model_len, ranks.held_back()
+        self.layout: KVLayout = planned(ranks, config, lambda its: plan_layout(model, its, dtype_name, *sizes))
         self.kv = (allocate or allocate_zeros)(pool_shape(self.layout), pool_dtype(self.layout), config.device)
         self._drafting = self._new_drafting(self._decoder.spec.draft)
         self.grammars = Grammars(config.model, self.vocab_size)
@@ -145,10 +138,11 @@ class Engine:
         # Milliseconds of drafting behind a pass, by sequences that draft.
         self.draft_ms: dict[int, float] = {}
         self.launch_ms = 0.0  # host time of an uncaptured pass; 0: no graphs
-        self._staged = Staged.of(ranks.stage, self.vocab_size, dtype)
+        self._staged = staged(ranks.stage, self.vocab_size, dtype, device)
         self._sampler = DeviceSampler(self.vocab_size, max(config.max_sequences, config.max_batch_tokens), device)
         if device.type == "cuda":
-            self._start_on_gpu(load)
+            with ranks.stage.apart():
+                self._start_on_gpu(load)
         else:
             load(self._decoder.weights, config.model)
             self._decoder.weights.settle()
@@ -178,9 +172,10 @@ class Engine:
         self.draft_ms = self._capture(sizes)
         self._ranks.group.meet()  # a rank that compiles or captures longer isn't lost
         self.warm_up()
-        self.pass_ms = {(size.decoding, size.prompts): ms for size, ms in self._runner.measure().items()}
+        depth = self._ranks.stage.count  # stages take about as long as one another
+        self.pass_ms = {(size.decoding, size.prompts): depth * ms for size, ms in self._runner.measure().items()}
         alone = time_prompts(self.launch, self.layout, vocab_size=self.vocab_size, max_tokens=longest)
-        self.pass_ms |= {(0, tokens): ms for tokens, ms in alone.items()}
+        self.pass_ms |= {(0, tokens): depth * ms for tokens, ms in alone.items()}
         self.launch_ms = time_launch(self.launch, self.layout, vocab_size=self.vocab_size, max_tokens=longest)
         self._forget_newest()
 
@@ -252,6 +247,7 @@ class Engine:
             decoder,
             parts,
             limits,
+            Between(self._ranks.stage, model.hidden_size, decoder.weights.dtype, self.kv.device),
             max_tokens=self.config.max_batch_tokens,
             max_sequences=self.config.max_sequences,
         )
@@ -359,6 +355,8 @@ class Engine:
         """Return the token that the previous pass samples for the sequence; on a GPU that pass may still run."""
         if self._drawn is None:
             return self._known[sequence]
+        if self._staged is not None:
+            self._staged.settle()
         return self._drawn.token_of(sequence)
 
     def _sample_on_device(

@@ -10,7 +10,7 @@ A pass through stages is one message: only the first stage needs tokens, so it s
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager, nullcontext
 from enum import IntEnum
@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 import torch
 
+from common.messages import KVLayout
 from engine.arrays import Ints
 from engine.batch.batch import ForwardBatch
 from engine.batch.layout import GraphSize, Packed
@@ -84,6 +85,11 @@ class Lockstep:
         return self._is_told and self._ranks.leads
 
     @property
+    def _tells_sampling(self) -> bool:
+        """True if followers sample, too: no stage but the first does."""
+        return self.leads and self._ranks.stage.count == 1
+
+    @property
     def lost(self) -> str:
         """See `Engine.lost`."""
         try:
@@ -115,7 +121,7 @@ class Lockstep:
         rows: SequenceOf[int] | None,
     ) -> Draw:
         """Start sampling on every rank, see `DeviceSampler.draw`. `rows`: of the pass's logits, None for all."""
-        if not self.leads:
+        if not self._tells_sampling:
             return sampler.draw(logits, packed, newest)
         with _one_fails_all():
             self._tell_sampling(_Sampling(None if rows is None else list(rows), packed.encode()))
@@ -123,7 +129,7 @@ class Lockstep:
 
     def sample_nothing(self) -> None:
         """End a pass whose logits were for scores alone."""
-        if self.leads:
+        if self._tells_sampling:
             self._tell_sampling(_Sampling([]))
 
     def _tell_sampling(self, message: _Sampling) -> None:
@@ -162,7 +168,8 @@ class Lockstep:
             self._logits, self._read = runner.execute(packed), None
             if drafting is not None:
                 self._unread = drafting.inputs_of(runner, packed), packed.size.graph
-            self._end()
+            if self._ranks.stage.count > 1:  # the last one's went to the first
+                self._logits = None
         elif kind == _Kind.SAMPLING and number == self._number and self._logits is not None:
             self._sample(msgspec.msgpack.decode(body, type=_Sampling), self._logits, runner, sampler)
         elif drafting is not None and number == self._number and self._logits is None:
@@ -190,14 +197,6 @@ class Lockstep:
             "they are out of step"
         )
 
-    def _end(self) -> None:
-        """On a stage, end the pass: the last one sends its logits to the first, or nothing, since all have written their KV."""
-        if self._ranks.stage.count == 1:
-            return
-        logits, self._logits = self._logits, None
-        if self._ranks.stage.is_last:
-            self._ranks.stage.send(torch.empty(0, 0) if logits is None else logits)
-
     def _sample(self, message: _Sampling, logits: torch.Tensor, runner: Runner, sampler: DeviceSampler) -> None:
         self._logits = None
         if message.rows == []:
@@ -217,6 +216,18 @@ def _one_fails_all() -> Iterator[None]:
         raise
     except Exception as error:
         raise RankLostError(f"a pass failed on rank 0 ({type(error).__name__}: {error})") from error
+
+
+def planned(ranks: Ranks, config: EngineConfig, plan: Callable[[EngineConfig], KVLayout]) -> KVLayout:
+    """Plan this process's pool, and send followers the settings. All have as many blocks, as a rule the leader's number."""
+    cache = config.cache
+    if ranks.fewest is None or cache.num_blocks is not None or cache.kv_memory_bytes is not None:
+        layout = plan(config)
+        ranks.followers.send(encode_config(config.with_pool(layout.num_blocks, layout.block_size)))
+        return layout
+    ranks.followers.send(encode_config(config))
+    layout = plan(config)
+    return plan(config.with_pool(ranks.fewest(layout.num_blocks), layout.block_size))
 
 
 def encode_config(config: EngineConfig) -> bytes:

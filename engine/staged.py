@@ -4,7 +4,8 @@
     stage 1            pass n ─ pass n+1
     sampling                    n ─ n+1
 
-The next pass is launched while other stages compute this one, unless it begins with a token that this one samples.
+The next pass is launched while other stages compute this one. One that begins with a token that this one samples waits for it:
+its host on CPUs; on a GPU the stream alone, so that it is launched at once, too.
 """
 
 from __future__ import annotations
@@ -12,12 +13,46 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from engine.parallel.stage import Stage
 from engine.passes import Pass, Sampled
 from engine.sequence import Chunk
+
+Finish = Callable[[torch.Tensor | None], Pass]
+
+
+class Staged(Protocol):
+    """The passes of a model's first stage. One thread at a time."""
+
+    def know(self, chunks: Iterable[Chunk]) -> None:
+        """Wait for the last pass if a chunk ends with a token that it samples. Raises what `Pass.wait` raises."""
+        ...
+
+    def launched(self, num_logits: int, finish: Finish) -> Pass:
+        """Return a pass whose results `finish` makes of so many rows of logits, after those of the passes before."""
+        ...
+
+    def settle(self) -> None:
+        """Wait until the last pass has sampled on the device. Raises RankLostError."""
+        ...
+
+
+def staged(stage: Stage, vocab_size: int, dtype: torch.dtype, device: torch.device) -> Staged | None:
+    """Those on this device; None for a single stage."""
+    if stage.count == 1:
+        return None
+    return (
+        StagedOnGpu(stage, vocab_size, dtype, device)
+        if device.type == "cuda"
+        else StagedOnCpu(stage, vocab_size, dtype)
+    )
+
+
+def _begins_unknown(chunks: Iterable[Chunk]) -> bool:
+    return any(chunk.end > len(chunk.sequence.token_ids) + len(chunk.drafted) for chunk in chunks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,32 +65,74 @@ class StagedPass:
         return self.results.result()
 
 
-class Staged:
-    """The passes of a model's first stage. `launched` is called by one thread at a time."""
+class StagedOnCpu:
+    """See `Staged`: a thread takes the logits of each pass in order, so that their ring always empties."""
 
     def __init__(self, stage: Stage, vocab_size: int, dtype: torch.dtype) -> None:
         self._stage, self._vocab_size, self._dtype = stage, vocab_size, dtype
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="last-stage")
         self._newest: StagedPass | None = None
 
-    @classmethod
-    def of(cls, stage: Stage, vocab_size: int, dtype: torch.dtype) -> Staged | None:
-        """None for a single stage."""
-        return cls(stage, vocab_size, dtype) if stage.count > 1 else None
-
     def know(self, chunks: Iterable[Chunk]) -> None:
-        """Wait for the last pass if a chunk ends with a token that it samples. Raises what `Pass.wait` raises."""
-        pending = any(chunk.end > len(chunk.sequence.token_ids) + len(chunk.drafted) for chunk in chunks)
-        if pending and self._newest is not None:
+        """See `Staged.know`."""
+        if self._newest is not None and _begins_unknown(chunks):
             self._newest.wait()
 
-    def launched(self, num_logits: int, finish: Callable[[torch.Tensor | None], Pass]) -> Pass:
-        """Return a pass whose results `finish` makes of so many rows of logits, after those of the passes before."""
+    def launched(self, num_logits: int, finish: Finish) -> Pass:
+        """See `Staged.launched`."""
         self._newest = StagedPass(self._thread.submit(self._results, num_logits, finish))
         return self._newest
 
+    def settle(self) -> None:
+        """See `Staged.settle`: a host samples."""
+
     @torch.inference_mode()
-    def _results(self, num_logits: int, finish: Callable[[torch.Tensor | None], Pass]) -> list[Sampled | None]:
+    def _results(self, num_logits: int, finish: Finish) -> list[Sampled | None]:
         shape = (num_logits, self._vocab_size if num_logits else 0)
-        logits = self._stage.receive(shape, self._dtype)
+        logits = self._stage.receive(torch.empty(shape, dtype=self._dtype))
         return finish(logits if num_logits else None).wait()
+
+
+@dataclass(frozen=True, slots=True)
+class StagedPassOnGpu:
+    """A pass that may still be in a later stage, and that samples on this device then."""
+
+    stage: Stage
+    sampling: Pass
+    over: torch.cuda.Event
+
+    def wait(self) -> list[Sampled | None]:
+        """See `Pass.wait`. Raises RankLostError."""
+        self.stage.until(self.over.query)
+        return self.sampling.wait()
+
+
+class StagedOnGpu:
+    """See `Staged`: logits come and are sampled in a stream of their own, beside the passes that follow."""
+
+    def __init__(self, stage: Stage, vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._stage, self._vocab_size = stage, vocab_size
+        self._nothing = torch.empty(0, 0, dtype=dtype, device=device)
+        self._stream = torch.cuda.Stream(device)
+        self._over: torch.cuda.Event | None = None  # the last pass is sampled
+
+    def know(self, chunks: Iterable[Chunk]) -> None:
+        """See `Staged.know`: the stream waits."""
+        if self._over is not None and _begins_unknown(chunks):
+            torch.cuda.current_stream(self._nothing.device).wait_event(self._over)
+
+    def launched(self, num_logits: int, finish: Finish) -> Pass:
+        """See `Staged.launched`."""
+        with torch.cuda.stream(self._stream):
+            logits = self._nothing.new_empty(num_logits, self._vocab_size) if num_logits else self._nothing
+            self._stage.receive(logits)
+            sampling = finish(logits if num_logits else None)
+            over = torch.cuda.Event()
+            over.record(self._stream)
+        self._over = over
+        return StagedPassOnGpu(self._stage, sampling, over)
+
+    def settle(self) -> None:
+        """See `Staged.settle`."""
+        if self._over is not None:
+            self._stage.until(self._over.query)

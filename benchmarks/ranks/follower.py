@@ -1,4 +1,4 @@
-"""A further rank of an engine that a test or a benchmark leads: `python -m benchmarks.ranks.follower LOAD DEVICES …`.
+"""A further rank of an engine that a test or a benchmark leads: `python -m benchmarks.ranks.follower KIND LOAD DEVICES …`.
 
 It repeats passes until its leader ends. A worker's further ranks (`services.rank`) also move KV.
 """
@@ -12,17 +12,16 @@ import torch
 from benchmarks.weights.drawn import draw_weights
 from engine.engine import Engine
 from engine.lockstep import decode_config
-from engine.parallel.ranks import Ranks
 from engine.weights.loader import load_weights
-from services.rank.devices import group_on
+from services.rank.devices import ranks_on
 from services.rank.gpu import see_one_gpu
 from services.rank.process import Ends
 
 LOADS = {"stored": load_weights, "drawn": draw_weights}
 
 
-def main(load: str, devices: str, *ends_of: str) -> None:
-    """Follow the leader; `devices`: each rank's card by number, "" on a CPU."""
+def main(kind: str, load: str, devices: str, *ends_of: str) -> None:
+    """Follow the leader. `kind`: ranks or stages; `devices`: each one's card by number, "" on a CPU."""
     ends = Ends(*map(int, ends_of))
     if devices:
         see_one_gpu(int(devices.split(",")[ends.rank]), count=torch.cuda.device_count())
@@ -31,7 +30,8 @@ def main(load: str, devices: str, *ends_of: str) -> None:
         return
     settings = decode_config(config)
     try:
-        engine = Engine(settings, load=LOADS[load], ranks=Ranks(group_on(ends.group, settings.device)))
+        ranks = ranks_on(ends.group, settings.device, are_stages=kind == "stages")
+        engine = Engine(settings, load=LOADS[load], ranks=ranks)
     except (OSError, ValueError, MemoryError, RuntimeError) as error:
         ends.link.send((str(error) or type(error).__name__).encode())
         raise

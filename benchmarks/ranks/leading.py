@@ -5,16 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from engine.parallel.followers import Followers
 from engine.parallel.ranks import ONE_RANK, Ranks
-from services.rank.devices import group_on
+from services.rank.devices import ranks_on
 from services.runtime.commands import service_environment
 
 
 @contextmanager
-def leading(devices: Sequence[int], *, load: str = "stored", size: int = 0) -> Iterator[Ranks]:
-    """Start a rank on each of the cards but the first, which is this process's; end them at last.
+def leading(
+    devices: Sequence[int], *, load: str = "stored", size: int = 0, are_stages: bool = False
+) -> Iterator[Ranks]:
+    """Start a rank, or a stage, on each of the cards but the first, which is this process's; end them at last.
 
     Without cards, there are `size` ranks on CPUs. `load`: "stored" weights, or "drawn" ones, which no checkpoint has.
     """
@@ -22,9 +25,11 @@ def leading(devices: Sequence[int], *, load: str = "stored", size: int = 0) -> I
     if count == 1:
         yield ONE_RANK
         return
-    command = [sys.executable, "-m", "benchmarks.ranks.follower", load, ",".join(map(str, devices))]
+    kind = "stages" if are_stages else "ranks"
+    command = [sys.executable, "-m", "benchmarks.ranks.follower", kind, load, ",".join(map(str, devices))]
     followers = Followers(count, command, environment=service_environment())
     try:
-        yield Ranks(group_on(followers.group, "cuda" if devices else "cpu"), followers)
+        ranks = ranks_on(followers.group, "cuda" if devices else "cpu", are_stages=are_stages)
+        yield replace(ranks, followers=followers)
     finally:
         followers.close()

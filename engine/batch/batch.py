@@ -30,6 +30,7 @@ class ForwardBatch:
     num_sampled: int
     once: Once = field(default_factory=Once)
     windowed: tuple[ForwardBatch, ...] = ()  # the same pass in each block of a window's entry
+    rows: torch.Tensor | None = None  # [T, E]: of the stage before; None in the first one
 
     def at(self, number: int | None) -> ForwardBatch:
         """The pass for a layer that keeps its content in this block of a window's entry; None: in blocks of tokens."""

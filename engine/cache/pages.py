@@ -75,7 +75,7 @@ def _parts(model: ModelSpec, dtype: str) -> list[PagePart]:
 
 
 def plan_layout(
-    model: ModelSpec, config: EngineConfig, dtype: str, *, while_loading: int = 0, longest: int = 0, held_back: int = 0
+    model: ModelSpec, config: EngineConfig, dtype: str, while_loading: int = 0, longest: int = 0, held_back: int = 0
 ) -> KVLayout:
     """Return the pool's layout: `num_blocks` of `config.cache`, or as many as fit into its `kv_memory_bytes`.
 

@@ -28,7 +28,6 @@ from engine.model.places import Content, Part, kept_at
 from engine.model.ranks import Joined, summed_over, table_of
 from engine.model.stream import Stream
 from engine.parallel.group import ALONE, Group
-from engine.parallel.stage import ONLY_STAGE, Stage
 from engine.spec.model import BranchSpec, ModelSpec
 from engine.spec.ranks import for_rank
 from engine.spec.stages import elsewhere
@@ -84,7 +83,6 @@ class Decoder:
         most_elements: int | None = None,
         places: Sequence[tuple[tuple[int, int], ...]] | None = None,
         group: Group = ALONE,
-        stage: Stage = ONLY_STAGE,
     ) -> None:
         """See `Weights` for `most_elements`. `places`: of its layers in another model's pool. `spec`: the whole model's.
 
@@ -93,7 +91,6 @@ class Decoder:
         native.prepare(device, dtype)
         self.spec = for_rank(spec, group.rank, group.size)
         self.group, self._meeting = group, torch.zeros(1, dtype=dtype, device=device)
-        self._stage = stage
         self.weights = Weights(
             dtype, device, rank=group.rank, size=group.size, stored=spec.stored, most_elements=most_elements
         )
@@ -129,8 +126,8 @@ class Decoder:
         """Compute the batch, write its KV into the pool, return the sampled rows' logits [R, V]; None for R = 0.
 
         `parts` are the pool's, each [num_blocks, layers, planes, slots, heads, dim], then those of further groups, by
-        layer; the logits have the model's dtype. The result is in `logits` if that is given. A stage goes on with the rows of the
-        stage before, and hands them to the next: only the last one has logits.
+        layer; the logits have the model's dtype. The result is in `logits` if that is given. A stage goes on with the batch's
+        rows of the stage before; only the last one has logits, others return the rows [T, E] for the next.
         """
         stream = self._begun(batch)
         for begin in self._begins:
@@ -147,8 +144,8 @@ class Decoder:
         for end in self._ends:
             end(stream)
         if self._head is None:
-            self._stage.send(stream.whole())
-            return None
+            rows = stream.whole()
+            return rows if logits is None else logits.copy_(rows)
         found = self._head(stream, batch, out=logits)
         if self.spec.vocab_size % self.group.size:  # no rank waited for the others' logits
             self._meet()
@@ -161,8 +158,8 @@ class Decoder:
     def _begun(self, batch: ForwardBatch) -> Stream:
         if self._embedding is not None:
             return self._embedding(batch)
-        shape = len(batch.positions), self.spec.hidden_size
-        return Stream(self._stage.receive(shape, self.weights.dtype))
+        assert batch.rows is not None, "this stage isn't the first one"
+        return Stream(batch.rows)
 
     def _meet(self) -> None:
         """Wait until every rank has written its KV: blocks move, or are given to others, once the leader's pass is over."""
@@ -188,11 +185,12 @@ class Decoder:
     def with_a_layer_of_each_kind(self) -> Decoder:
         """Return a decoder that launches every kernel: one layer of each distinct spec and format, first, last and in between."""
         kinds = dict[object, int]()
-        for index, (spec, layer) in enumerate(zip(self.spec.layers, self._layers, strict=True)):
+        own = [self.spec.layers[index] for index in self.spec.own_layers]
+        for index, (spec, layer) in enumerate(zip(own, self._layers, strict=True)):
             kinds.setdefault((spec, layer.formats, index == 0, layer.is_last), index)
         decoder = copy.copy(self)
         decoder._kept = None
-        decoder.spec = replace(self.spec, layers=tuple(self.spec.layers[index] for index in kinds.values()))
+        decoder.spec = replace(self.spec, layers=tuple(own[index] for index in kinds.values()), stage=None)
         decoder._layers = [self._layers[index] for index in kinds.values()]
         return decoder
 

@@ -45,12 +45,14 @@ class Ranks:
     """A rank's group or a stage's place, and whom it leads: the first one the others, and these nobody.
 
     `held_back()` waits for all ranks; it returns the bytes that another one's device has less free than this one's.
+    `fewest(blocks)` waits for all stages; it returns how many blocks the one with the least room has. None: the leader's number.
     """
 
     group: Group = ALONE
     followers: Led = NOBODY
     stage: Stage = ONLY_STAGE
     held_back: Callable[[], int] = int
+    fewest: Callable[[int], int] | None = None
 
     @property
     def number(self) -> int:

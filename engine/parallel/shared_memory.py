@@ -16,8 +16,9 @@ from functools import partial
 
 import torch
 
+from engine.parallel.device_ring import DeviceRing, Signals
 from engine.parallel.group import RankLostError
-from engine.parallel.stage import Ring, Stage
+from engine.parallel.stage import Lane, Ring, Stage
 
 SLOT_BYTES = 4 << 20
 LONGEST_WAIT_S = 60.0  # a living rank that comes later counts as hanging
@@ -51,16 +52,26 @@ class SharedMemoryGroup:
         """Pages that nobody touches take no memory: a worker has ranks that sum, or stages with rings."""
         return _slots_end(size) + size * Ring.NUM_BYTES
 
-    def stage(self) -> Stage:
-        """Return this process's place if the ranks are stages."""
+    def stage(self, signalled: Callable[[torch.Tensor], Signals] | None = None) -> Stage:
+        """Return this process's place if the ranks are stages.
+
+        `signalled(memory)`: pins the rings' memory, bytes, on the GPU that computes this stage. None: a CPU does.
+        """
         before, behind = (self.rank - 1) % self.size, (self.rank + 1) % self.size
         # A thread of the first stage waits for logits while another one computes, which needs the interpreter.
         spins = _SPINS if self.rank else 0
-        return Stage(self.rank, self.size, self._ring(before, before, spins), self._ring(self.rank, behind, _SPINS))
-
-    def _ring(self, number: int, other: int, spins: int) -> Ring:
-        start = _slots_end(self.size) + number * Ring.NUM_BYTES
-        return Ring(self._memory, start, partial(self.wait_until, other, spins=spins))
+        before_from, after_from = (_slots_end(self.size) + number * Ring.NUM_BYTES for number in (before, self.rank))
+        wait, wait_behind = partial(self.wait_until, before, spins=spins), partial(self.wait_until, behind)
+        if signalled is None:
+            receiving: Lane = Ring(self._memory, before_from, wait)
+            sending: Lane = Ring(self._memory, after_from, wait_behind)
+        else:
+            page = _slots_end(self.size) // mmap.PAGESIZE * mmap.PAGESIZE
+            memory = torch.frombuffer(self._memory, dtype=torch.uint8, offset=page)
+            signals = signalled(memory)
+            receiving = DeviceRing(memory, before_from - page, signals, wait)
+            sending = DeviceRing(memory, after_from - page, signals, wait_behind)
+        return Stage(self.rank, self.size, receiving, sending)
 
     def all_reduce(self, partial: torch.Tensor) -> torch.Tensor:
         """See `Group.all_reduce`."""

@@ -9,46 +9,65 @@ from __future__ import annotations
 
 import mmap
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import torch
 
 from engine.parallel.group import RankLostError
 
 SLOTS, SLOT_BYTES = 4, 1 << 20
-_LINE = 64  # bytes of a cache line
-_WRITTEN, _READ = 0, _LINE // 8  # words of the ring's head: slots written, and read, since it began
+LINE = 64  # bytes of a cache line
+_WRITTEN, _READ = 0, LINE // 8  # words of the ring's head: slots written, and read, since it began
 _MESSAGE, _SIZE = 0, 1  # words of a slot's head: the message's number, and its bytes
+
+WaitUntil = Callable[[Callable[[], bool]], None]  # returns once it is so, or raises RankLostError
+
+
+class Lane(Protocol):
+    """One end of what brings tensors from a stage to the next one, in order. One thread at a time writes, one reads.
+
+    `wait_until` waits as long as the other end lives.
+    """
+
+    wait_until: WaitUntil
+
+    def send(self, tensor: torch.Tensor) -> None:
+        """Send a tensor, as soon as there is room. Raises RankLostError."""
+        ...
+
+    def receive(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Write the next tensor, which has the shape and dtype of this one, there. Raises RankLostError."""
+        ...
+
+    def give_up(self) -> None:
+        """Let go on what waits on a device for the other end, which is lost. What it computes is wrong."""
+        ...
 
 
 class Ring:
-    """One end of a ring: tensors from a stage to the next one, in order. One thread writes, one reads.
+    """A ring between hosts, which wait for one another: see `Lane`."""
 
-    `wait_until(is_so)` returns once it is so, or raises RankLostError.
-    """
+    NUM_BYTES: ClassVar[int] = 2 * LINE + SLOTS * (LINE + SLOT_BYTES)
 
-    NUM_BYTES: ClassVar[int] = 2 * _LINE + SLOTS * (_LINE + SLOT_BYTES)
-
-    def __init__(self, memory: mmap.mmap, start: int, wait_until: Callable[[Callable[[], bool]], None]) -> None:
+    def __init__(self, memory: mmap.mmap, start: int, wait_until: WaitUntil) -> None:
         """`memory` is zeroed at first."""
-        self._words = memoryview(memory)[start : start + 2 * _LINE].cast("q")
-        begins = [start + 2 * _LINE + slot * (_LINE + SLOT_BYTES) for slot in range(SLOTS)]
-        self._heads = [memoryview(memory)[begin : begin + _LINE].cast("q") for begin in begins]
-        self._slots = [
-            torch.frombuffer(memory, dtype=torch.uint8, offset=begin + _LINE, count=SLOT_BYTES) for begin in begins
-        ]
-        self._wait_until = wait_until
+        self._words = memoryview(memory)[start : start + 2 * LINE].cast("q")
+        begins = slots_from(start)
+        self._heads = [memoryview(memory)[begin - LINE : begin].cast("q") for begin in begins]
+        self._slots = [torch.frombuffer(memory, dtype=torch.uint8, offset=begin, count=SLOT_BYTES) for begin in begins]
+        self.wait_until = wait_until
         self._message = 0
         self._fence = threading.Lock()
 
     def send(self, tensor: torch.Tensor) -> None:
-        """Write a tensor; wait for room as long as the reader lives. Raises RankLostError."""
+        """See `Lane.send`."""
         self._message += 1
         lanes = tensor.contiguous().view(-1).view(torch.uint8)
-        for piece in _pieces(lanes):
-            self._wait_until(self._has_room)
+        for piece in pieces_of(lanes):
+            self.wait_until(self._has_room)
             number = self._words[_WRITTEN]
             head = self._heads[number % SLOTS]
             head[_MESSAGE], head[_SIZE] = self._message, len(lanes)
@@ -63,11 +82,11 @@ class Ring:
         return self._words[_WRITTEN] > self._words[_READ]
 
     def receive(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Wait for the next tensor, which has the shape and dtype of this one, and write it there. Raises RankLostError."""
+        """See `Lane.receive`."""
         self._message += 1
         lanes = tensor.view(-1).view(torch.uint8)
-        for piece in _pieces(lanes):
-            self._wait_until(self._has_more)
+        for piece in pieces_of(lanes):
+            self.wait_until(self._has_more)
             number = self._words[_READ]
             head = self._heads[number % SLOTS]
             if (head[_MESSAGE], head[_SIZE]) != (self._message, len(lanes)):
@@ -80,20 +99,29 @@ class Ring:
                 self._words[_READ] = number + 1
         return tensor
 
+    def give_up(self) -> None:
+        """See `Lane.give_up`: on a host nothing does."""
 
-def _pieces(lanes: torch.Tensor) -> tuple[torch.Tensor, ...]:
+
+def slots_from(start: int) -> list[int]:
+    """Return the beginnings of a ring's slots; the head of each is in the line before it."""
+    return [start + 2 * LINE + slot * (LINE + SLOT_BYTES) + LINE for slot in range(SLOTS)]
+
+
+def pieces_of(lanes: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Views of what fits into a slot; an empty message is an empty piece."""
     return lanes.split(SLOT_BYTES) if len(lanes) else (lanes,)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Stage:
     """The place of a process, and its ends of the rings from the stage before and to the next one."""
 
     number: int = 0
     count: int = 1
-    before: Ring | None = None
-    after: Ring | None = None
+    before: Lane | None = None
+    after: Lane | None = None
+    is_apart: bool = False  # see `apart`
 
     @property
     def place(self) -> tuple[int, int]:
@@ -104,15 +132,36 @@ class Stage:
     def is_last(self) -> bool:
         return self.number == self.count - 1
 
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Context manager: nothing is sent, and zeros are received, while each stage compiles and captures by itself."""
+        self.is_apart = True
+        try:
+            yield
+        finally:
+            self.is_apart = False
+
     def send(self, rows: torch.Tensor) -> None:
         """Hand rows to the next stage, or the last one's logits to the first. Raises RankLostError."""
         assert self.after is not None, "there are several"
-        self.after.send(rows)
+        if not self.is_apart:
+            self.after.send(rows)
 
-    def receive(self, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
-        """Wait for the rows of the stage before, or the first one for logits. Raises RankLostError."""
+    def receive(self, rows: torch.Tensor) -> torch.Tensor:
+        """Fill in the rows of the stage before, or the first one the last one's logits. Raises RankLostError."""
         assert self.before is not None, "there are several"
-        return self.before.receive(torch.empty(shape, dtype=dtype))
+        return rows.zero_() if self.is_apart else self.before.receive(rows)
+
+    def until(self, is_so: Callable[[], bool]) -> None:
+        """Wait for a device's work, which needs all stages. Raises RankLostError: it goes on then, with wrong numbers."""
+        assert self.before is not None, "there are several"
+        try:
+            self.before.wait_until(is_so)
+        except RankLostError:
+            for lane in (self.before, self.after):
+                if lane is not None:
+                    lane.give_up()
+            raise
 
 
 ONLY_STAGE = Stage()

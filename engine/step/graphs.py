@@ -36,14 +36,14 @@ class Captures:
 
 
 class Graphs:
-    """The CUDA graphs of one decoder's passes. All write their logits to the same buffer."""
+    """The CUDA graphs of one decoder's passes. All write their logits, or a stage's rows, to the same buffer."""
 
     def __init__(self, limits: Limits) -> None:
         self.sizes: list[GraphSize] = []  # the cheapest first
         self.captures = Captures()
         self._limits = limits
         self._graphs: dict[GraphSize, torch.cuda.CUDAGraph] = {}
-        self._logits: torch.Tensor | None = None  # [largest graph, V]
+        self._results: torch.Tensor | None = None  # [largest graph, V]; of a stage that isn't the last [.., E]
 
     def choose(self, chunks: SequenceOf[Chunk]) -> GraphSize | None:
         """The smallest graph that fits these chunks, decoding ones first; None if there is none."""
@@ -68,20 +68,20 @@ class Graphs:
         return has_room and not any(chunk.scored for chunk in prompts)
 
     def capture(self, size: GraphSize, forward: Callable[[torch.Tensor | None], torch.Tensor | None]) -> None:
-        """Capture `forward(logits)`; see `Captures`."""
-        logits = forward(None)  # the first pass of a kind does more than launch
-        assert logits is not None
-        if self._logits is None:
-            self._logits = torch.empty_like(logits)
-        into = self._logits[: size.num_sampled]
+        """Capture `forward(into)`; see `Captures`."""
+        results = forward(None)  # the first pass of a kind does more than launch
+        assert results is not None
+        if self._results is None:
+            self._results = torch.empty_like(results)
+        into = self._results[: len(results)]
         self._graphs[size] = self.captures.capture(lambda: forward(into))
         self.sizes = sorted(self._graphs, key=lambda size: (size.tokens, size.decoding))
 
     def replay(self, size: GraphSize) -> torch.Tensor:
-        """Launch the graph; return its logits, which the next replay overwrites."""
+        """Launch the graph; return its logits or rows, which the next replay overwrites."""
         self._graphs[size].replay()
-        assert self._logits is not None
-        return self._logits
+        assert self._results is not None
+        return self._results
 
     def measure(self, size: GraphSize) -> float:
         """Time a replay with the present inputs, in milliseconds."""

@@ -13,6 +13,7 @@ import functools
 import logging
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -22,6 +23,7 @@ from engine.batch.batch import ForwardBatch, batch_of
 from engine.batch.layout import MAX_GRAPH_PROMPTS, GraphSize, Packed
 from engine.kernels.attention import copies_in_bulk
 from engine.sequence import Chunk, Sequence
+from engine.step.between import Between
 from engine.step.block_tables import BlockTables
 from engine.step.chained import Chained, Queries
 from engine.step.graphs import Graphs
@@ -47,7 +49,7 @@ class Decoder(Protocol):
     ) -> torch.Tensor | None:
         """Compute the batch, write its KV into the pool's `parts`, return the sampled rows' logits [R, V]; None for R = 0.
 
-        The result is in `logits` if that is given.
+        A stage before the last returns the rows [T, E] for the next one. The result is in `logits` if that is given.
         """
         ...
 
@@ -64,12 +66,14 @@ class Runner:
         decoder: Decoder,
         parts: SequenceOf[Any],
         limits: Limits,
+        between: Between,
         *,
         max_tokens: int,
         max_sequences: int,
     ) -> None:
         """`parts`: views of the pool, see `engine.model.decoder`."""
         self.graphs = Graphs(limits)
+        self._between = between
         self._decoder = decoder
         self._parts = parts
         self.limits = limits
@@ -101,12 +105,17 @@ class Runner:
 
     @torch.inference_mode()
     def execute(self, packed: Packed) -> torch.Tensor | None:
-        """Launch one pass. Returns the logits [R, V] of the sampled sequences, which the next pass may overwrite."""
+        """Launch one pass. Returns the logits [R, V] of the sampled sequences, which the next pass may overwrite.
+
+        Stages hand rows to one another: the last one has logits. Raises RankLostError.
+        """
         inputs, size = self._upload(packed.words), packed.size
+        rows = self._between.receive(size)
         if size.graph is not None:
-            logits = self.graphs.replay(size.graph)
-            return logits[: size.num_sampled] if size.num_sampled else None
-        return self._decoder.forward(batch_of(size, packed.layout, inputs, self._newest), self._parts)
+            return self._between.hand_on(self.graphs.replay(size.graph), size)
+        batch = batch_of(size, packed.layout, inputs, self._newest)
+        batch = batch if rows is None else replace(batch, rows=rows)
+        return self._between.hand_on(self._decoder.forward(batch, self._parts), size)
 
     def inputs_of(self, packed: Packed) -> ForwardBatch:
         """The inputs of the pass that was executed last; `newest` are its own samples once these are kept."""
@@ -180,7 +189,7 @@ class Runner:
         return batch_of(packed.size, packed.layout, self._upload(packed.words), self._newest)
 
     def empty_passes(self, sizes: SequenceOf[GraphSize]) -> Iterator[tuple[GraphSize, ForwardBatch]]:
-        """The inputs of passes of these sizes, the largest first; each replaces those of the one before."""
+        """The inputs of passes of these sizes, those with the largest results first; each replaces those of the one before."""
         # MLA prefill needs block tables, and captured graphs have none for prompts.
         in_bulk = all(
             shape.forms is None
@@ -190,9 +199,11 @@ class Runner:
             for shape in self.limits.attention
         )
         wanted = [size for size in sizes if not size.prompts or in_bulk]
-        for graph in sorted(wanted, key=lambda size: (size.num_sampled, size.tokens), reverse=True):
+        self._between.reserve(max((size.tokens for size in wanted), default=0))
+        for graph in sorted(wanted, key=self._between.results, reverse=True):
             packed = self._empty_pass(graph)
-            yield graph, batch_of(packed.size, packed.layout, self._upload(packed.words), self._newest)
+            batch = batch_of(packed.size, packed.layout, self._upload(packed.words), self._newest)
+            yield graph, self._between.captured(batch)
 
     def _empty_pass(self, graph: GraphSize) -> Packed:
         return Packed.empty(graph_size(graph, self.limits))

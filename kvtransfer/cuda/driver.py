@@ -8,6 +8,8 @@ from functools import lru_cache
 
 HANDLE_BYTES = 64
 _LAZY_ENABLE_PEER_ACCESS = 1
+# Flags: a stream waits for at least a number, and writes behind a fence.
+_REACHED, _BEHIND_ALL = 0, 0
 
 
 class CudaDriverError(Exception):
@@ -63,6 +65,27 @@ def _primary_context(index: int) -> ctypes.c_void_p:
 def launch_graph(graph: int, stream: int) -> None:
     """Launch an instantiated CUDA graph on a stream of this thread's device."""
     _call("cuGraphLaunch", ctypes.c_void_p(graph), ctypes.c_void_p(stream))
+
+
+def address_on_device(address: int) -> int:
+    """Return where the current device has pinned memory of the host."""
+    found = ctypes.c_uint64()
+    _call("cuMemHostGetDevicePointer_v2", ctypes.byref(found), ctypes.c_void_p(address), ctypes.c_uint(0))
+    return found.value
+
+
+def wait_for_word(stream: int, address: int, number: int) -> None:
+    """Have a stream wait until the 32 bits at a device's address are `number`, or up to 2**31 - 1 further on."""
+    _of_word("cuStreamWaitValue32_v2", stream, address, number, _REACHED)
+
+
+def write_word(stream: int, address: int, number: int) -> None:
+    """Have a stream write 32 bits at a device's address, behind everything that it did before."""
+    _of_word("cuStreamWriteValue32_v2", stream, address, number, _BEHIND_ALL)
+
+
+def _of_word(name: str, stream: int, address: int, number: int, flags: int) -> None:
+    _call(name, ctypes.c_void_p(stream), ctypes.c_uint64(address), ctypes.c_uint32(number), ctypes.c_uint(flags))
 
 
 def _call(name: str, *arguments: object) -> None:

@@ -25,12 +25,15 @@ class HostedWorker(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cards(self) -> set[str]:
-        """The GPUs of all its ranks, which are neighbours: none on a CPU."""
+        """The GPUs of all its ranks or stages, which are neighbours: none on a CPU."""
         device = self.variables.get(f"{PREFIX}DEVICE", "")
         if not device.startswith("cuda"):
             return set()
         first = int(device.partition(":")[2] or 0)
-        return {f"cuda:{first + rank}" for rank in range(int(self.variables.get(f"{PREFIX}TENSOR_PARALLEL_SIZE", 1)))}
+        width, depth = (
+            int(self.variables.get(f"{PREFIX}{name}", 1)) for name in ("TENSOR_PARALLEL_SIZE", "PIPELINE_PARALLEL_SIZE")
+        )
+        return {f"cuda:{first + number}" for number in range(width * depth)}
 
 
 class PulledPlan(msgspec.Struct, frozen=True, kw_only=True):

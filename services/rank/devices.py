@@ -1,8 +1,9 @@
-"""The devices of a worker's ranks, and the group that computes on them."""
+"""The devices of a worker's ranks or stages, and what they compute and send on them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -10,13 +11,23 @@ from engine.kernels.collectives.group import Exchange, gpu_group
 from engine.parallel.group import Group
 from engine.parallel.ranks import Ranks
 from engine.parallel.shared_memory import SharedMemoryGroup
+from kvtransfer.cuda.signals import StreamSignals
 from kvtransfer.cuda.symmetric import SymmetricMemory
-from services.rank.asked import Asked
 
 
-def ranks_on(host: SharedMemoryGroup, device: str, asked: Asked) -> Ranks:
-    """Return what this process is of its worker: a stage, or a rank on this device."""
-    return Ranks(stage=host.stage()) if asked.are_stages else Ranks(group_on(host, device))
+def ranks_on(host: SharedMemoryGroup, device: str, *, are_stages: bool) -> Ranks:
+    """Return what this process is of its worker: a stage, or a rank on this device. Raises CudaDriverError."""
+    if not are_stages:
+        return Ranks(group_on(host, device))
+    if torch.device(device).type == "cpu":
+        return Ranks(stage=host.stage())
+    stage = host.stage(lambda memory: StreamSignals(memory, torch.device(device)))
+    return Ranks(stage=stage, fewest=partial(fewest, host))
+
+
+def fewest(host: SharedMemoryGroup, num_blocks: int) -> int:
+    """Return the fewest blocks that a stage has room for. It waits until all stages ask."""
+    return min(int.from_bytes(each, "little") for each in host.exchange(num_blocks.to_bytes(8, "little")))
 
 
 def held_back(host: SharedMemoryGroup, device: str) -> int:

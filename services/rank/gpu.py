@@ -15,8 +15,8 @@ def see_one_gpu(index: int, *, count: int) -> None:
 def see_gpus(first: int, wanted: int, *, count: int) -> None:
     """Hide all but some neighbouring GPUs from this process and those that it starts, before CUDA is used. Raises ConfigError."""
     if first + wanted > count:
-        ranks = f" for {wanted} ranks" if wanted > 1 else ""
-        raise ConfigError(f"--device cuda:{first}{ranks}: this process sees {count} CUDA devices")
+        several = f" for {wanted} ranks or stages" if wanted > 1 else ""
+        raise ConfigError(f"--device cuda:{first}{several}: this process sees {count} CUDA devices")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = visible.split(",") if visible else [str(index) for index in range(count)]
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names[first : first + wanted])

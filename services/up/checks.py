@@ -154,7 +154,7 @@ def _templates(settings: UpSettings) -> Iterator[Finding]:
 def _devices(settings: UpSettings, gpus: list[Gpu] | None) -> Iterator[Finding]:
     if settings.processor == "cpu":
         return
-    devices = gpus_of(settings.device, settings.widths)
+    devices = gpus_of(settings.device, settings.processes)
     yield check_gpus(settings.device, devices, torch_build(), gpus)
     if len(set(devices)) < len(devices) and not settings.kv_memory_mb:
         text = f"--device {settings.device}: workers share a GPU; say what each may take with --kv-memory-mb"
@@ -177,5 +177,5 @@ def _model(settings: UpSettings, gpus: list[Gpu] | None) -> Iterator[Finding]:
             gpus=gpus,
             dtype=settings.dtype,
             quantization=settings.quantization,
-            ranks=min(settings.widths, default=1),
+            ranks=min(settings.processes, default=1),
         )

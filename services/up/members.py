@@ -80,7 +80,7 @@ class Deals:
 
     def __init__(self, settings: UpSettings) -> None:
         events = of_ranks(settings.kv_events_config, settings.workers)
-        devices = devices_of(settings.device, settings.widths)
+        devices = devices_of(settings.device, settings.processes)
         self._left = zip(devices, settings.widths, settings.depths, events, strict=True)
 
     def next(self) -> dict[str, str]:

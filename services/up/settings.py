@@ -258,15 +258,15 @@ class UpSettings(GatewaySettings, WorkerOptions, PlannerOptions):
         return counts.of_workers(prefill=prefill, decode=decode, pool=pool)
 
 
-def devices_of(devices: str, widths: Sequence[int]) -> list[str]:
-    """Each worker's device, of several ranks the first one's: `cuda` is a GPU for each rank, a list is dealt out in turn."""
+def devices_of(devices: str, processes: Sequence[int]) -> list[str]:
+    """Each worker's device, of several processes the first one's: `cuda` is a GPU for each, a list is dealt out in turn."""
     if devices == "cuda":
-        return [f"cuda:{index}" for index in accumulate(widths[:-1], initial=0)] if widths else []
+        return [f"cuda:{index}" for index in accumulate(processes[:-1], initial=0)] if processes else []
     named = devices.split(",")
-    return [named[index % len(named)] for index in range(len(widths))]
+    return [named[index % len(named)] for index in range(len(processes))]
 
 
-def gpus_of(devices: str, widths: Sequence[int]) -> list[str]:
-    """The GPUs of all ranks: those of a worker are neighbours."""
-    first = [int(device.partition(":")[2] or 0) for device in devices_of(devices, widths)]
-    return [f"cuda:{index + rank}" for index, width in zip(first, widths, strict=True) for rank in range(width)]
+def gpus_of(devices: str, processes: Sequence[int]) -> list[str]:
+    """The GPUs of all ranks and stages: those of a worker are neighbours."""
+    first = [int(device.partition(":")[2] or 0) for device in devices_of(devices, processes)]
+    return [f"cuda:{index + rank}" for index, count in zip(first, processes, strict=True) for rank in range(count)]

@@ -28,8 +28,8 @@ def _a_size(text: str) -> str:
 MOST_RANKS = 64
 Ranks = Annotated[int, Field(ge=1, le=MOST_RANKS)]
 STAGES = (
-    "stages, a process each, of a range of the model's layers and their KV, on CPUs: passes go through them one behind another; "
-    "not beside more than one rank"
+    "stages, a process each, of a range of the model's layers and their KV: passes go through them one behind another; with "
+    "--device cuda each has a GPU; not beside more than one rank"
 )
 HostSize = Annotated[str, BeforeValidator(str), AfterValidator(_a_size)]
 LISTENING = "|".join(name for name, kind in TRANSPORTS.items() if kind.listens_at)
@@ -224,10 +224,6 @@ class WorkerOptions(ModelSettings):
         for refused, is_so in (
             (f"--tensor-parallel-size {ranks} beside it: ranks don't share a stage: one of both", ranks > 1 < stages),
             (f"a fake device computes nothing that {several} could share: --device cpu", self.fake is not None),
-            (
-                f"stages compute on CPUs, not on {self.processor}: --device cpu, --tensor-parallel-size",
-                stages > 1 and self.processor != "cpu",
-            ),
             (
                 f"{several} have host memory of their own: --kv-host-mb takes no :shared with them",
                 HostMB.parse(self.kv_host_mb).is_shared,

@@ -181,12 +181,12 @@ def _speculation(config: SpeculativeConfig | None, worker: Worker, *, drafts_its
 
 
 def see_only(settings: WorkerServiceSettings) -> WorkerServiceSettings:
-    """Show this process a single GPU as `cuda:0`, so that no kernel runs on another by mistake; a leader, its ranks' GPUs."""
-    ranks = settings.tensor_parallel_size
-    if not settings.device.startswith("cuda:") and (ranks == 1 or settings.device != "cuda"):
+    """Show this process a single GPU as `cuda:0`, so that no kernel runs on another by mistake; a leader, those of all."""
+    processes = settings.processes
+    if not settings.device.startswith("cuda:") and (processes == 1 or settings.device != "cuda"):
         return settings
     first = int(settings.device.removeprefix("cuda").removeprefix(":") or 0)
-    see_gpus(first, ranks, count=torch.cuda.device_count())
+    see_gpus(first, processes, count=torch.cuda.device_count())
     return settings.model_copy(update={"device": "cuda:0"})
 
 
@@ -215,16 +215,16 @@ def build_engine(
     if lender is not None and (ranks.leads or lender.config != _lending(config)):  # it has the whole model
         lender = None
     if device.type == "cuda":
-        _check_fit(config)
+        _check_fit(config, stages=ranks.stage.count)
     if ranks.leads:  # which may have fewer processors by now
         config = replace(config, num_threads=min(config.num_threads, physical_cores()))
     return Engine(config, allocate=transport.allocate, lender=lender, ranks=ranks)
 
 
-def _check_fit(config: EngineConfig) -> None:
-    """Log what a GPU needs for the model, before its weights are read. Raises ConfigError if they don't fit."""
+def _check_fit(config: EngineConfig, *, stages: int) -> None:
+    """Log what a GPU needs for the model, or its first stage, before weights are read. Raises ConfigError if they don't fit."""
     free, _ = torch.cuda.mem_get_info(config.device)
-    if (fit := check_needs(config, free)) is None:
+    if (fit := check_needs(config, free, stages=stages)) is None:
         return
     if fit.level == "fail":
         raise ConfigError(f"--model {config.model}: {fit.said}")

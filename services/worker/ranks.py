@@ -127,8 +127,9 @@ async def led(settings: WorkerServiceSettings, worker: str) -> AsyncIterator[Led
     if settings.processor == "cpu" and (own := stay_near(0, settings.processes)):
         log.info("rank.near", extra={"rank": 0, "processors": listed(own)})
     try:
-        ranks = replace(ranks_on(followers.group, settings.processor, asked), followers=followers)
-        if asked.on_gpu:
+        ranks = ranks_on(followers.group, settings.processor, are_stages=asked.are_stages)
+        ranks = replace(ranks, followers=followers)
+        if asked.on_gpu and not asked.are_stages:
             ranks = replace(ranks, held_back=partial(held_back, followers.group, settings.processor))
         transport = RankedTransport(transport, followers.channels)
         yield Led(ranks, transport, followers)

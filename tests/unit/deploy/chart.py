@@ -1,8 +1,8 @@
 """The chart without helm: the part of its template language that our templates keep to, in terms of Jinja's.
 
-`$.Values.a.b`, variables of `range $key, $value := …`, `if`, `if not`, `if and`, `if eq`, `add`, `else`, `end`, `quote`,
-`toJson`, `default`, `required`, `include`, `concat`, `deepCopy`, `set`, `$.Files.Get … | indent`. What else a template says
-is an error here, so that the tests see all of it.
+`$.Values.a.b`, variables of `range $key, $value := …`, `if`, `if not`, `if and`, `if eq`, `add`, `mul`, `else`, `end`,
+`quote`, `toJson`, `default`, `required`, `include`, `concat`, `deepCopy`, `set`, `$.Files.Get … | indent`. What else a
+template says is an error here, so that the tests see all of it.
 """
 
 from __future__ import annotations
@@ -131,6 +131,8 @@ def _value(words: str) -> str:
         return f"required({found[1]}, {_path(found[2])})"
     if found := re.fullmatch(rf"add ({_NAME}) (\d+)", words):
         return f"{_path(found[1])} + {found[2]}"
+    if found := re.fullmatch(rf"mul ({_NAME}) ({_NAME}) \| quote", words):
+        return f"({_path(found[1])} * {_path(found[2])}) | quote"
     if found := re.fullmatch(rf'concat \(list ({_NAME}|"\w+")\) ({_NAME}) \| toJson', words):
         return f"([{_path(found[1])}] + {_path(found[2])}) | toJson"
     if found := re.fullmatch(rf"({_NAME}) \| default ({_NAME})", words):

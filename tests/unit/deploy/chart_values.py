@@ -54,6 +54,7 @@ EVERYTHING: dict[str, Any] = {
             "nodeSelector": {"gpu": "h200"},
             "speculativeConfig": '{"method": "ngram", "num_speculative_tokens": 4}',
         },
+        "deep": {"role": "prefill", "pipelineParallelSize": 2},
     },
 }
 NOTHING: dict[str, Any] = {

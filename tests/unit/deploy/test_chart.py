@@ -164,12 +164,13 @@ def test_a_pool_says_what_differs_from_the_defaults() -> None:
     own = EVERYTHING["pools"]
     workers = manifests(values(pools=own), "workers")
     made = {one["metadata"]["name"]: one["spec"] for one in workers if one["kind"] == "Deployment"}
-    cpu, coder = (made[f"baton-{name}"]["template"]["spec"] for name in ("cpu", "coder"))
+    cpu, coder, deep = (made[f"baton-{name}"]["template"]["spec"] for name in ("cpu", "coder", "deep"))
     (on_cpus,), (on_gpus,) = cpu["containers"], coder["containers"]
     assert [one["image"].rpartition("-")[2] for one in (on_cpus, on_gpus)] == ["cpu", "cuda"]
     assert on_cpus["args"] == ["worker", "--threads", "2"]
     assert on_cpus["resources"] == own["cpu"]["resources"]
     assert on_gpus["resources"]["limits"]["nvidia.com/gpu"] == "4"  # one for each rank
+    assert deep["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "2"  # and for each stage
     assert {"name": "BATON_TENSOR_PARALLEL_SIZE", "value": "4"} in on_gpus["env"]
     assert (cpu["affinity"], "podAffinity" in coder["affinity"]) == (own["cpu"]["affinity"], True)
     assert {"name": "BATON_MODEL", "value": "/models/coder"} in on_gpus["env"]

@@ -289,21 +289,20 @@ def test_a_message_of_another_size_is_refused(config: EngineConfig) -> None:
     first, second = threads.leader.stage, threads.others[0].stage
     first.send(torch.arange(6.0))
     with pytest.raises(RankLostError, match=r"message 1 of 24 bytes.*waits for message 1 of 32: they are out of step"):
-        second.receive((2, 4), torch.float32)
+        second.receive(torch.empty(2, 4))
 
 
 def test_messages_larger_than_a_ring_arrive_whole() -> None:
     threads, sent = Threads(2, are_stages=True), torch.arange(2.0 * (1 << 20)).view(-1, 1024)
     writing = threading.Thread(target=threads.leader.stage.send, args=(sent,))
     writing.start()
-    assert torch.equal(threads.others[0].stage.receive((2048, 1024), torch.float32), sent)
+    assert torch.equal(threads.others[0].stage.receive(torch.empty(2048, 1024)), sent)
     writing.join()
 
 
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"device": "cuda"}, "stages compute on CPUs, not on cuda: --device cpu, --tensor-parallel-size, or take 1"),
         ({"tensor_parallel_size": 2}, "--tensor-parallel-size 2 beside it: ranks don't share a stage"),
         ({"draft": DraftConfig(folder=Path("/head"), num_drafts=2)}, "draft heads and models aren't cut into stages"),
         (

@@ -304,6 +304,10 @@ class _Event:
             raise CardError("an event is waited for while a graph is captured")
         self._card.pinned.finish(self._begun)
 
+    def query(self) -> bool:
+        self._card.pinned.finish(self._begun)
+        return True
+
     def elapsed_time(self, other: object) -> float:
         return 1.0
 

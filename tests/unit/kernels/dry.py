@@ -9,6 +9,7 @@ What a launch asks of Triton is compared with its key: launches with one key get
 from __future__ import annotations
 
 import itertools
+import mmap
 import re
 import sys
 import tempfile
@@ -36,6 +37,7 @@ from engine.kernels.collectives.group import gpu_group
 from engine.kernels.sampling import triton_choose
 from engine.lockstep import decode_config
 from engine.parallel.ranks import Ranks
+from engine.parallel.shared_memory import SharedMemoryGroup
 from engine.spec.model import ModelSpec
 from engine.step.warm import tables_from
 from tests.gguf_files import write_gguf
@@ -160,6 +162,20 @@ def _deliver(chunks: list[Chunk], pass_: Pass) -> None:
         chunk.sequence.append(5)
 
 
+class Ordered:
+    """Words of the host on a card whose streams are one: whatever is behind a word begins when all before it is over."""
+
+    def __init__(self, card: Card, memory: torch.Tensor) -> None:
+        self._card = card
+        card.pinned.take(memory)
+
+    def wait(self, word: int, number: int) -> None:
+        self._card.pinned.finish(self._card.pinned.begun())
+
+    def write(self, word: int, number: int) -> None:
+        self._card.pinned.finish(self._card.pinned.begun())
+
+
 class Host:
     """The hosts of ranks that are all on this one: each says the same."""
 
@@ -175,10 +191,17 @@ class Host:
 class Led:
     """The last rank of an engine, which does what the first one says while that says it: no kernel waits for another."""
 
-    def __init__(self, size: int, card: Card) -> None:
-        self._size, self._card = size, card
+    def __init__(self, size: int, card: Card, *, are_stages: bool = False) -> None:
+        self._size, self._card, self._are_stages = size, card, are_stages
+        self._memory = mmap.mmap(-1, SharedMemoryGroup.num_bytes(size))
         self._engine: Engine | None = None
-        self.ranks = Ranks(self._group(0), self)
+        self.ranks = replace(self._place(0), followers=self)
+
+    def _place(self, rank: int) -> Ranks:
+        if not self._are_stages:
+            return Ranks(self._group(rank))
+        group = SharedMemoryGroup(self._memory, rank=rank, size=self._size)
+        return Ranks(stage=group.stage(partial(Ordered, self._card)))
 
     def _group(self, rank: int) -> Peers:
         host: Any = Host(rank, self._size)
@@ -188,7 +211,7 @@ class Led:
     def send(self, *frames: bytes) -> None:
         for frame in frames:
             if self._engine is None:
-                self._engine = Engine(decode_config(frame), ranks=Ranks(self._group(self._size - 1)))
+                self._engine = Engine(decode_config(frame), ranks=self._place(self._size - 1))
             else:
                 with self._card.must_not_wait():
                     self._engine.follow(frame)
@@ -207,6 +230,7 @@ class Program:
     asked: Mapping[str, Any]  # of EngineConfig
     format: Format | None = None  # of all matrices; nothing is loaded then
     ranks: int = 1
+    stages: int = 1
 
     def run(self, launches: Launches) -> None:
         """Raise CardError for what a card would refuse."""
@@ -225,6 +249,8 @@ class Program:
                 if self.ranks > 1:
                     led = Led(self.ranks, card)
                     config, more["ranks"] = replace(config, tensor_parallel_size=self.ranks), led.ranks
+                if self.stages > 1:
+                    more["ranks"] = Led(self.stages, card, are_stages=True).ranks
                 compute(Engine(config, **more), card)
 
 
@@ -260,6 +286,8 @@ def programs() -> dict[str, Program]:
         found[f"{name}, {format} while loading"] = of_case(cases[name], quantization=format, kv_cache_dtype="fp8")
     for name in ("llama", "deepseek_v3", "qwen3_moe", "gpt_oss", "qwen3_5", "gemma3"):
         found[f"{name}, 2 ranks"] = replace(of_case(cases[name]), ranks=2)
+    for name in ("llama", "deepseek_v3"):
+        found[f"{name}, 2 stages"] = replace(of_case(cases[name]), stages=2)
     found["llama, 4 ranks in float32"] = replace(of_case(cases["llama"], dtype="float32"), ranks=4)
     found["phi, int8 keys and values, 2 ranks"] = replace(of_case(cases["phi"], kv_cache_dtype="int8"), ranks=2)
     is_cut = {"enable_expert_parallel": False}

@@ -38,6 +38,7 @@ QUICK = (
     "qwen3_5",
     "llama, real heads, fp8 while loading",
     "checkpoint of awq, experts",
+    "llama, 2 stages",
 )
 
 

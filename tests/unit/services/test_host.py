@@ -140,8 +140,8 @@ async def test_a_model_that_cant_be_kept_is_not_ready_while_its_other_workers_dr
         await world.until(HostStatus.FAILED)
 
 
-def on(device: str, ranks: int) -> HostedWorker:
-    variables = {"BATON_DEVICE": device, "BATON_TENSOR_PARALLEL_SIZE": str(ranks)}
+def on(device: str, count: int, kind: str = "TENSOR") -> HostedWorker:
+    variables = {"BATON_DEVICE": device, f"BATON_{kind}_PARALLEL_SIZE": str(count)}
     return HostedWorker(name=device, id=device, service="worker", variables=variables, log_file="/nonexistent")
 
 
@@ -171,7 +171,7 @@ async def test_a_pulled_model_that_went_from_the_cache_stays_while_it_has_worker
 
 
 async def test_gpus_are_free_that_no_rank_of_a_loaded_model_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    models = {"m": [on("cuda:0", 2)], "wider": [on("cuda:0", 4)], "alone": [on("cpu", 2)]}
+    models = {"m": [on("cuda:0", 2)], "wider": [on("cuda:0", 4, "PIPELINE")], "alone": [on("cpu", 2)]}
     pulled = PulledPlan(patterns=("org/*",), slots=[[on("cuda:4", 1)]])
     monkeypatch.setattr(PulledModels, "look", lambda self: {})
     async with hosted(monkeypatch, models=models, pulled=pulled) as world:

@@ -21,7 +21,7 @@ from kvtransfer.shm import ShmTransport
 from services.host.needs import can_sleep
 from services.host.written import read_written
 from services.pool.process import main as pooling
-from services.rank.devices import held_back
+from services.rank.devices import fewest, held_back
 from services.rank.gpu import see_one_gpu
 from services.runtime.loading import load_settings
 from services.up.checks import before_the_model, examine
@@ -51,7 +51,6 @@ from tests.unit.engine.families.catalogue import CASES
         (["-pp", "3"], "--pipeline-parallel-size 3: a stage of 0 of 2 layers keeps no keys and values: take fewer"),
         (["-pp", "2", "-tp", "2"], "--pipeline-parallel-size 2: --tensor-parallel-size 2 beside it: ranks don't share"),
         (["-pp", "2", "--device", "fake"], "--pipeline-parallel-size 2: a fake device computes nothing"),
-        (["-pp", "2", "--device", "cuda"], "stages compute on CPUs, not on cuda: --device cpu"),
         (["-pp", "2", "--kv-host-mb", "auto:shared"], "stages have host memory of their own: --kv-host-mb takes no"),
         (["-pp", "2", "--model-impl", "transformers"], "--pipeline-parallel-size 2: transformers computes a model"),
         (["-pp", "2", "--speculative-config", '{"method": "mtp"}'], "draft heads and models aren't cut into stages"),
@@ -73,13 +72,18 @@ def test_what_ranks_cannot_share_is_refused_with_the_flag_and_a_remedy(
     assert told in str(raised.value)
 
 
+@pytest.mark.parametrize("kind", ["tensor_parallel_size", "pipeline_parallel_size"])
 @pytest.mark.parametrize("device", ["cuda", "cuda:1"])
-def test_ranks_see_a_gpu_each(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = WorkerServiceSettings(model=tmp_path, device=device, tensor_parallel_size=2)
+def test_ranks_and_stages_see_a_gpu_each(
+    device: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = WorkerServiceSettings.model_validate({"model": tmp_path, "device": device, kind: 2})
     first = int(device[5:] or 0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6,7")
     monkeypatch.setattr("torch.cuda.device_count", lambda: first + 1)
-    with pytest.raises(ConfigError, match=f"cuda:{first} for 2 ranks: this process sees {first + 1} CUDA devices"):
+    with pytest.raises(
+        ConfigError, match=f"cuda:{first} for 2 ranks or stages: this process sees {first + 1} CUDA devices"
+    ):
         see_only(settings)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
     assert see_only(settings).device == "cuda:0"
@@ -112,7 +116,6 @@ ASKED = [
     (["-pp", "2", "--speculative-config", "mtp"], "draft heads and models aren't cut into stages: draft by suffix"),
     (["-pp", "2", "--model-impl", "transformers"], "transformers computes a model whole: a model of Baton's families"),
     (["-tp", "2", "--device", "fake"], "--tensor-parallel-size 2: a fake device computes nothing"),
-    (["-pp", "2", "--device", "cuda"], "--pipeline-parallel-size 2: stages compute on CPUs, not on cuda"),
 ]
 
 
@@ -271,6 +274,13 @@ def test_a_pool_leaves_what_the_fullest_card_lacks(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (free[device], 80 << 30))
     with ThreadPoolExecutor(3) as ranks:
         assert [*ranks.map(held_back, groups, free)] == [3 << 30, 0, 13 << 30]
+
+
+def test_a_pool_has_the_blocks_of_the_stage_with_the_least_room() -> None:
+    memory = mmap.mmap(-1, SharedMemoryGroup.num_bytes(3))
+    groups = [SharedMemoryGroup(memory, rank=rank, size=3) for rank in range(3)]
+    with ThreadPoolExecutor(3) as stages:
+        assert [*stages.map(fewest, groups, (900, 70_000, 800))] == [800] * 3
 
 
 def test_held_back_bytes_are_no_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
