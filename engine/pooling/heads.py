@@ -16,8 +16,8 @@ from torch.nn.functional import gelu, linear, normalize, relu, silu
 from engine.kernels.texts.pooling import pool_texts
 from engine.pooling.encoder import Encoder
 from engine.pooling.products import ACTS
+from engine.pooling.sending import sent
 from engine.pooling.spec import ClassifierSpec, EncoderSpec
-from engine.pooling.texts import sent
 from engine.weights.loader import load_weights, most_elements
 from engine.weights.parameters import Parameter, Part, Weights, whole
 from modelfiles.late import COLBERT_HEAD, SPARSE_HEAD

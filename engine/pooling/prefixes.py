@@ -14,6 +14,8 @@ from itertools import takewhile
 import torch
 
 from common.blocks import BlockKind, hash_blocks
+from engine.kernels.texts.gathering import whole_texts
+from engine.pooling.sending import sent_ranges
 from engine.pooling.spec import EncoderSpec
 
 BLOCK = 16
@@ -59,10 +61,9 @@ class Sharing:
 
     store: _Store
     begins: tuple[int, ...]  # tokens of each text that are not computed for it
-    # Each text's tokens among the kept rows that are read and then those of the pass [S]; None: nobody shares.
+    # [S] int32: each token's row in the pass, or n below 0 for the row -1 - n of the store; None: nobody shares.
     index: torch.Tensor | None
-    own: torch.Tensor  # [T], places in S of the computed tokens
-    read: torch.Tensor | None  # rows of the store; None: none
+    own: torch.Tensor | None  # [T], places in S of the computed tokens; None: they are all of S
     kept: torch.Tensor | None  # computed rows that are kept; None: none
     into: torch.Tensor | None  # and their rows in the store
 
@@ -79,6 +80,7 @@ class Sharing:
         """Return [S, H, D], zeros where nothing is computed, for `queries` [T, H, D]."""
         if self.index is None:
             return queries
+        assert self.own is not None
         found = queries.new_zeros(len(self.index), *queries.shape[1:])
         found[self.own] = queries
         return found
@@ -89,7 +91,7 @@ class Sharing:
             stored[self.into] = rows[self.kept]
         if self.index is None:
             return rows
-        return (rows if self.read is None else torch.cat((stored[self.read], rows)))[self.index]
+        return whole_texts(rows, stored, self.index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,7 @@ class Prefixes:
         # A block without those before it is of no use, so these go later.
         for digest in sorted({*used, *coming}, key=depths.__getitem__, reverse=True):
             self._slots.move_to_end(digest)
-        for digest in sorted(owners, key=depths.__getitem__, reverse=True):
+        for digest in reversed(owners) if self._store.num_blocks else ():
             self._seen[digest] = None
             self._seen.move_to_end(digest)
         while len(self._seen) > MOST_SEEN:
@@ -155,9 +157,12 @@ class Prefixes:
     ) -> tuple[list[_Text], dict[bytes, tuple[int, int]], Counter[bytes]]:
         """The texts, each computed block with its text and number, and how many other texts use it."""
         texts, owners, uses = list[_Text](), dict[bytes, tuple[int, int]](), Counter[bytes]()
+        roots = dict[tuple[str, str], bytes]()
         for number, one in enumerate(beginnings):
-            root = self._kind.root(adapter=one.adapter, salt=one.salt)
-            digests = hash_blocks(root, one.tokens, BLOCK)
+            kind = one.adapter, one.salt
+            if kind not in roots:
+                roots[kind] = self._kind.root(adapter=one.adapter, salt=one.salt)
+            digests = hash_blocks(roots[kind], one.tokens, BLOCK)
             # A text's last token is always computed.
             usable = digests[: (len(one.tokens) - 1) // BLOCK]
             shared = list(takewhile(lambda digest: digest in self._slots or digest in owners, usable))
@@ -188,40 +193,33 @@ class Prefixes:
         for text in texts:
             firsts.append(row - text.begin)
             row += text.length - text.begin
-        read = dict[bytes, int]()  # places of kept blocks among those that are read
-        for text in texts:
-            for digest in text.digests[: text.shared]:
-                if digest in self._slots:
-                    read.setdefault(digest, len(read))
 
         def own_row(digest: bytes) -> int:
             text, at = owners[digest]
             return firsts[text] + at * BLOCK
 
-        def place(digest: bytes) -> int:
-            return read[digest] * BLOCK if digest in read else len(read) * BLOCK + own_row(digest)
+        def rows_of(digest: bytes) -> range:
+            if digest in self._slots:
+                first = -1 - self._slots[digest] * BLOCK
+                return range(first, first - BLOCK, -1)
+            return range(own_row(digest), own_row(digest) + BLOCK)
 
         index, own, at = list[range](), list[range](), 0
         for text, first in zip(texts, firsts, strict=True):
-            index += (range(begin, begin + BLOCK) for begin in map(place, text.digests[: text.shared]))
-            begin = len(read) * BLOCK + first
-            index.append(range(begin + text.begin, begin + text.length))
+            index += map(rows_of, text.digests[: text.shared])
+            index.append(range(first + text.begin, first + text.length))
             own.append(range(at + text.begin, at + text.length))
             at += text.length
         is_shared = any(text.shared for text in texts)
         return Sharing(
             store=self._store,
             begins=tuple(text.begin for text in texts),
-            index=self._numbers(index) if is_shared else None,
-            own=self._numbers(own),
-            read=self._rows([self._slots[digest] * BLOCK for digest in read]),
+            index=sent_ranges(index, self._device).int() if is_shared else None,
+            own=sent_ranges(own, self._device) if is_shared else None,
             kept=self._rows([own_row(digest) for digest in coming]),
             into=self._rows([slot * BLOCK for slot in coming.values()]),
         )
 
     def _rows(self, begins: Sequence[int]) -> torch.Tensor | None:
         """The rows of blocks that begin there; None: there are none."""
-        return self._numbers([range(begin, begin + BLOCK) for begin in begins]) if begins else None
-
-    def _numbers(self, ranges: Sequence[range]) -> torch.Tensor:
-        return torch.tensor([number for each in ranges for number in each], dtype=torch.long, device=self._device)
+        return sent_ranges([range(begin, begin + BLOCK) for begin in begins], self._device) if begins else None

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from engine.pooling.prefixes import Sharing
+from engine.pooling.sending import sent
 
 Numbers = npt.NDArray[np.int32]
 # Rows of `Texts.numbers`. Behind them are two for each sight.
@@ -129,10 +130,3 @@ def _seen(
     if sight.reach:
         first, end = np.maximum(first, own - sight.reach), np.minimum(end, own + sight.reach + 1)
     return first, np.minimum(end, own + 1) if sight.is_causal else end
-
-
-def sent(numbers: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return numbers of the host on a device, on their way from memory that it reads itself."""
-    if device.type != "cuda":
-        return numbers.to(device)
-    return numbers.pin_memory().to(device, non_blocking=True)

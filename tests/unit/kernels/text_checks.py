@@ -13,6 +13,7 @@ from torch.nn.functional import gelu
 from engine.kernels.activation import erf_gelu_and_mul
 from engine.kernels.linear import activated_linear
 from engine.kernels.texts.attention import Distances, attend_texts
+from engine.kernels.texts.gathering import whole_texts
 from engine.kernels.texts.layer_norm import norm_of_rows, norm_of_sum
 from engine.kernels.texts.pooling import KINDS, pool_texts
 from tests.unit.kernels.references import close
@@ -162,6 +163,17 @@ def check_pooling(device: str, large: bool) -> None:
                 close(pool_texts(x, spans.to(device), kind), pool_texts.reference(x.double(), spans, kind))
 
 
+def check_gathering(device: str, large: bool) -> None:
+    for dtype in _dtypes(device):
+        for shape in [(3, 8), (100,), (2, 260)] + [(8, 128)] * large:
+            both = torch.randn(40, 2, *shape, device=device).to(dtype)
+            stored = torch.randn(32, *shape, device=device).to(dtype)
+            sources = torch.randint(-32, 40, (500 if large else 9,), dtype=torch.int32, device=device)
+            found = whole_texts(both[:, 1], stored, sources)
+            for own, source in zip(found, sources.tolist(), strict=True):
+                assert torch.equal(own, both[source, 1] if source >= 0 else stored[-1 - source])
+
+
 def check_activations(device: str, large: bool) -> None:
     """GELU by erf, gated or behind a product, whose epilogue in bfloat16 has the one by tanh."""
     for dtype in _dtypes(device):
@@ -194,6 +206,7 @@ CHECKS: dict[str, Callable[[str, bool], None]] = {
     "rows": check_rows,
     "pooling": check_pooling,
     "activations": check_activations,
+    "gathering": check_gathering,
 }
 SUITE = Suite(CHECKS)
 run, interpret = SUITE.run, SUITE.interpret
