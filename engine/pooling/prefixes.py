@@ -63,7 +63,8 @@ class Sharing:
     begins: tuple[int, ...]  # tokens of each text that are not computed for it
     # [S] int32: each token's row in the pass, or n below 0 for the row -1 - n of the store; None: nobody shares.
     index: torch.Tensor | None
-    own: torch.Tensor | None  # [T], places in S of the computed tokens; None: they are all of S
+    # [T], places in S of the computed tokens; None: they are all of S.
+    own: torch.Tensor | None
     kept: torch.Tensor | None  # computed rows that are kept; None: none
     into: torch.Tensor | None  # and their rows in the store
 
