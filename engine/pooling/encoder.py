@@ -130,6 +130,8 @@ class _Tokens:
         norm = self._norm
         if isinstance(norm, LayerNorm) and self._more_words is None and use_triton(self.table):
             return norm_of_rows(norm.weight, norm.bias, norm.eps, self._rows(texts), self._multiplier)
+        if self._more_words is None and floats.takes(self.table):
+            return _normed(norm, floats.sums_of_rows(self._rows(texts), self._multiplier), in_place=True)[0]
         x = self._of_words(texts.tokens)
         if self._multiplier != 1:
             x *= torch.tensor(self._multiplier, dtype=x.dtype)

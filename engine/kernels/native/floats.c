@@ -171,3 +171,53 @@ static __attribute__((target(WIDER))) void norm(const void *job, int64_t begin, 
 }
 
 void baton_floats_norm(const Norm *p) { baton_in_parallel(norm, p, p->num_rows, 32, p->threads); }
+
+typedef struct {
+    const float *tables[3];    /* [V, K]; the last ones may be NULL */
+    const int32_t *numbers[3]; /* [T] */
+    float *out;                /* [T, K] */
+    int64_t num_rows, inputs, threads;
+    double multiplier; /* of the first table's rows */
+} Embedding;
+
+static __attribute__((target(WIDER))) void embed(const void *job, int64_t begin, int64_t end) {
+    const Embedding *p = job;
+    const __m512 multiplier = _mm512_set1_ps((float)p->multiplier);
+    for (int64_t row = begin; row < end; row++)
+        for (int64_t at = 0; at < p->inputs; at += 16) {
+            const __mmask16 own = lanes(p->inputs - at);
+            __m512 sum = _mm512_mul_ps(_mm512_maskz_loadu_ps(own, p->tables[0] + p->numbers[0][row] * p->inputs + at), multiplier);
+            for (int i = 1; i < 3 && p->tables[i]; i++)
+                sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(own, p->tables[i] + p->numbers[i][row] * p->inputs + at));
+            _mm512_mask_storeu_ps(p->out + row * p->inputs + at, own, sum);
+        }
+}
+
+void baton_floats_embed(const Embedding *p) { baton_in_parallel(embed, p, p->num_rows, 64, p->threads); }
+
+typedef struct {
+    const float *x;                  /* [T, K] */
+    const int32_t *begins, *lengths; /* [B] */
+    float *out;                      /* [B, K] */
+    int64_t num_texts, inputs, threads;
+} Means;
+
+static __attribute__((target(WIDER))) void average(const void *job, int64_t begin, int64_t end) {
+    const Means *p = job;
+    for (int64_t text = begin; text < end; text++)
+        for (int64_t at = 0; at < p->inputs; at += 16) {
+            const __mmask16 own = lanes(p->inputs - at);
+            const float *x = p->x + p->begins[text] * p->inputs + at;
+            __m512d low = _mm512_setzero_pd(), high = _mm512_setzero_pd();
+            for (int64_t row = 0; row < p->lengths[text]; row++, x += p->inputs) {
+                const __m512 some = _mm512_maskz_loadu_ps(own, x);
+                low = _mm512_add_pd(low, _mm512_cvtps_pd(_mm512_castps512_ps256(some)));
+                high = _mm512_add_pd(high, _mm512_cvtps_pd(_mm512_extractf32x8_ps(some, 1)));
+            }
+            const __m512d share = _mm512_set1_pd(1.0 / (double)p->lengths[text]);
+            const __m256 first = _mm512_cvtpd_ps(_mm512_mul_pd(low, share)), second = _mm512_cvtpd_ps(_mm512_mul_pd(high, share));
+            _mm512_mask_storeu_ps(p->out + text * p->inputs + at, own, _mm512_insertf32x8(_mm512_castps256_ps512(first), second, 1));
+        }
+}
+
+void baton_floats_means(const Means *p) { baton_in_parallel(average, p, p->num_texts, 1, p->threads); }

@@ -21,11 +21,13 @@ from engine.processor import has_avx512
 # As in the sources: a panel's columns, activations, queries of a piece of work, the largest head.
 COLUMNS, QUERIES, MOST_DIM = 32, 192, 256
 MOST_KEPT = 16 << 20  # floats of a `Room`
+MOST_TABLES = 3
 ACTIVATIONS = {"": 0, "gelu": 1, "gelu_tanh": 2, "silu": 3, "relu": 4, "tanh": 5}
 # Instructions that `wide.h` names, as /proc/cpuinfo has them.
 WIDER = native.NARROW | {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
-# `Product` and `Norm` of `floats.c`, `Attention` of `texts.c`.
+# `Product`, `Norm`, `Embedding` and `Means` of `floats.c`, `Attention` of `texts.c`.
 _PRODUCT, _NORM, _ATTENTION = Struct("5P7q"), Struct("4P3qd"), Struct("5P10qd")
+_EMBEDDING, _MEANS = Struct("7P3qd"), Struct("4P3q")
 
 
 @functools.cache
@@ -126,6 +128,42 @@ def layer_norm(
             *x.shape, torch.get_num_threads(), eps,
         )
     )  # fmt: skip
+    return out
+
+
+def sums_of_rows(tables: Sequence[tuple[torch.Tensor, torch.Tensor]], multiplier: float) -> torch.Tensor:
+    """Return the sums [T, K] of a row of each table [V, K], by numbers [T] int32; the first one's times `multiplier`.
+
+    Raises IndexError for a row that a table lacks, ValueError for more than MOST_TABLES.
+    """
+    library, [(first, numbers), *_] = native.library(), tables
+    assert library is not None
+    if len(tables) > MOST_TABLES:
+        raise ValueError(f"{len(tables)} tables, at most {MOST_TABLES}")
+    out = first.new_empty(len(numbers), first.shape[1])
+    for table, rows in tables:
+        if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(table):
+            raise IndexError(f"rows {int(rows.min())} to {int(rows.max())} of a table of {len(table)}")
+    pairs = [(table.contiguous(), rows.contiguous()) for table, rows in tables]
+    none = [0] * (MOST_TABLES - len(pairs))
+    library.baton_floats_embed(
+        _EMBEDDING.pack(
+            *(table.data_ptr() for table, _ in pairs), *none, *(rows.data_ptr() for _, rows in pairs), *none,
+            out.data_ptr(), *out.shape, torch.get_num_threads(), multiplier,
+        )
+    )  # fmt: skip
+    return out
+
+
+def means(x: torch.Tensor, begins: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Return the means [B, K] of rows of `x` [T, K]: `lengths` from `begins` on, both int32 [B]."""
+    library, x, out = native.library(), x.contiguous(), x.new_empty(len(begins), x.shape[1])
+    assert library is not None
+    library.baton_floats_means(
+        _MEANS.pack(
+            x.data_ptr(), begins.data_ptr(), lengths.data_ptr(), out.data_ptr(), *out.shape, torch.get_num_threads()
+        )
+    )
     return out
 
 

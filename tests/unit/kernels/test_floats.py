@@ -108,6 +108,33 @@ def test_layer_norm_is_that_of_torch(size: int, threads: None) -> None:
         assert torch.equal(floats.layer_norm(x.T.contiguous().T, weight, its, 1e-5), found)
 
 
+@pytest.mark.parametrize("size", [3, 16, 100])
+@pytest.mark.parametrize("others", [0, 1, 2])
+def test_rows_of_tables_are_summed(others: int, size: int, threads: None) -> None:
+    tables = [
+        (drawn(30 + at, size, seed=at), torch.arange(150, dtype=torch.int32) % 7 + 20) for at in range(1 + others)
+    ]
+    wanted = 3 * tables[0][0][tables[0][1]] + sum(table[rows] for table, rows in tables[1:])
+    torch.testing.assert_close(floats.sums_of_rows(tables, 3.0), wanted, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("row", [-1, 5])
+def test_rows_that_a_table_lacks_are_refused(row: int) -> None:
+    lacking = (drawn(5, 8), torch.tensor([0, row], dtype=torch.int32))
+    with pytest.raises(IndexError, match="of a table of 5"):
+        floats.sums_of_rows([(drawn(9, 8), torch.zeros(2, dtype=torch.int32)), lacking], 1.0)
+    with pytest.raises(ValueError, match="at most 3"):
+        floats.sums_of_rows([(drawn(9, 8), torch.zeros(2, dtype=torch.int32))] * 4, 1.0)
+
+
+@pytest.mark.parametrize("size", [3, 16, 100])
+def test_means_are_of_a_texts_rows_alone(size: int, threads: None) -> None:
+    x, begins, lengths = 30 + drawn(700, size), [0, 1, 50, 400], [1, 49, 333, 300]
+    found = floats.means(x, *(torch.tensor(each, dtype=torch.int32) for each in (begins, lengths)))
+    wanted = [x[begin : begin + length].double().mean(0) for begin, length in zip(begins, lengths, strict=True)]
+    torch.testing.assert_close(found, torch.stack(wanted).float(), rtol=1e-6, atol=1e-6)
+
+
 LENGTHS = (3, 50, 1, 200, 129, 33, 401)
 
 
