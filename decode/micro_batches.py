@@ -19,6 +19,11 @@ from worker.context import Passes
 LEAST_ROWS = 4
 
 
+def parts_of(stages: int, streams: int) -> int:
+    """Return the number of passes among which so many streams are divided."""
+    return max(1, min(stages, streams // LEAST_ROWS))
+
+
 class MicroBatches:
     """The division of streams among as many passes as there are stages."""
 
@@ -54,7 +59,7 @@ class MicroBatches:
 
     def _division(self, batch: ListOf[Sequence]) -> tuple[int, bool]:
         """The most streams of a pass, and whether fewer passes with some of them are in flight than there should be."""
-        count = max(1, min(self._stages, len(batch) // LEAST_ROWS))
+        count = parts_of(self._stages, len(batch))
         return -(-len(batch) // count), len({self._last.get(one) for one in batch if one.num_pending}) < count
 
     def planned(self, sequences: ListOf[Sequence]) -> None:

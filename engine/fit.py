@@ -33,7 +33,7 @@ from engine.parallel.group import Alone
 from engine.resolving import read_config, resolve_dtype, resolve_max_model_len
 from engine.spec.model import ModelSpec
 from engine.spec.ranks import for_rank
-from engine.spec.stages import for_stage
+from engine.spec.stages import FLAG, for_stage
 
 MANY_BYTES = 1 << 50
 LEAST_CONTEXT = 1024  # tokens; shorter ones are no help
@@ -130,9 +130,9 @@ def nearest(config: EngineConfig, total: int, stages: int = 1) -> Setting | None
 
     A quantised cache comes first, then a shorter context, quantised weights, and last more cards.
     """
-    for flags, other in _others(config):
+    for flags, other, depth in _others(config, stages):
         try:
-            found = needs(other, total=total, stages=stages)
+            found = needs(other, total=total, stages=depth)
         except (ValueError, OSError):
             continue
         if found.whole <= total:
@@ -146,21 +146,25 @@ def nearest(config: EngineConfig, total: int, stages: int = 1) -> Setting | None
     return None
 
 
-def _others(config: EngineConfig) -> Iterator[tuple[str, EngineConfig]]:
-    """Configurations that need less; the one as it is, for a shorter context, after those of the cache."""
+def _others(config: EngineConfig, stages: int) -> Iterator[tuple[str, EngineConfig, int]]:
+    """Configurations that need less, and their stages; the one as it is, for a shorter context, after those of the cache."""
     on_cpu = config.device == "cpu"
     kept = "int8" if on_cpu else "fp8"
     caches = [kept, "int4"] if config.cache.kv_cache_dtype == "auto" else []
     weights = (["int8"] if on_cpu else ["fp8", "int4"]) if config.quantization == "auto" else []
     for name in caches:
-        yield f"--kv-cache-dtype {name}", replace(config, cache=replace(config.cache, kv_cache_dtype=name))
-    yield "", config
+        yield f"--kv-cache-dtype {name}", replace(config, cache=replace(config.cache, kv_cache_dtype=name)), stages
+    yield "", config, stages
     for quantization in weights:
         smaller = replace(config, quantization=quantization)
-        yield f"--quantization {quantization}", smaller
+        yield f"--quantization {quantization}", smaller, stages
         for name in caches:
             both = replace(smaller, cache=replace(config.cache, kv_cache_dtype=name))
-            yield f"--quantization {quantization} --kv-cache-dtype {name}", both
-    if not on_cpu and config.tensor_parallel_size == 1:
-        for ranks in RANKS:
-            yield f"--tensor-parallel-size {ranks}", replace(config, tensor_parallel_size=ranks)
+            yield f"--quantization {quantization} --kv-cache-dtype {name}", both, stages
+    if on_cpu or config.tensor_parallel_size > 1:
+        return
+    for cards in RANKS:
+        if stages == 1:
+            yield f"--tensor-parallel-size {cards}", replace(config, tensor_parallel_size=cards), 1
+        elif cards > stages:
+            yield f"{FLAG} {cards}", config, cards

@@ -80,15 +80,18 @@ def main(arguments: Sequence[str]) -> int:
         stem += f"-{options.model_impl}"
         facts["model"] += f", by {options.model_impl}"
     notes = notes_of(stem) if options.shape in (DEFAULT_SHAPE, *DRAWN) else ""
-    if options.ranks:
-        stem += f"-tp{len(options.ranks)}"
-        facts["model"] += f", {len(options.ranks)} ranks"
-        facts["floor"] = "of all ranks' cards together"
-    devices = "one device" if len(options.ranks) < 2 else f"{len(options.ranks)} devices"
+    several = options.ranks or options.stages
+    if several:
+        kind = "stages" if options.stages else "ranks"
+        stem += f"-{_several(options)}"
+        facts["model"] += f", {len(several)} {kind}"
+        facts["floor"] = f"of all {kind}' cards together"
+    devices = "one device" if len(several) < 2 else f"{len(several)} devices"
     page = ResultsPage(options.out, stem, title=f"The engine on {devices}", facts=facts, notes=notes)
     is_drawn = options.shape in DRAWN and options.model is None
-    cards = [] if device.type == "cpu" else [int(rank) for rank in options.ranks]
-    with leading(cards, load="drawn" if is_drawn else "stored", size=max(1, len(options.ranks))) as ranks:
+    cards = [] if device.type == "cpu" else [int(one) for one in several]
+    load = "drawn" if is_drawn else "stored"
+    with leading(cards, load=load, size=max(1, len(several)), are_stages=bool(options.stages)) as ranks:
         run = Run(options, page, device, ranks)
         run.profile(options.profile) if options.profile else run.table()
     return 1 if run.failed else 0
@@ -100,7 +103,7 @@ class Run:
     def __init__(
         self, options: argparse.Namespace, page: ResultsPage, device: torch.device, ranks: Ranks = ONE_RANK
     ) -> None:
-        self._ranks = ranks
+        self._ranks, self._processes = ranks, ranks.group.size * ranks.stage.count
         self._options, self._page, self._device = options, page, device
         self._started = time.monotonic()
         self._targets = TARGETS.get(_compared(options, card_of(device)), {})
@@ -125,7 +128,7 @@ class Run:
             Result(name="matmul_rate", value=ceilings.flops_per_s / 1e12, unit="TFLOP/s", better="higher"),
             Result(name="upload_bandwidth", value=ceilings.upload_bytes_per_s / 1e9, unit="GB/s", better="higher"),
         )
-        if self._ranks.group.size > 1:  # one engine of them
+        if self._processes > 1:  # one engine of them
             self._cells = {name: cell for name, cell in self._cells.items() if not isinstance(cell, drafted.Cell)}
             wanted = [name for name in wanted if name in self._cells]
         if self._options.shape in DRAWN:  # a process of its own would need a checkpoint
@@ -190,17 +193,24 @@ class Run:
         self._page.state("engine", _settings(engine))
         return Bench(
             engine=engine,
-            ceilings=ceilings.times(self._ranks.group.size),
+            ceilings=ceilings.times(self._processes),
             cost=ModelCost.of(
                 read_model_spec(model),
                 _dtype(self._device, read_model_spec(model).dtype),
-                kv_bytes=position_bytes(engine.layout) * self._ranks.group.size,
+                kv_bytes=self._position_bytes(engine.layout),
                 layer_bytes=LAYER_BYTES.get(self._options.quantization),
                 rate=2.0 if self._options.quantization == "fp8" else 1.0,
             ),
             prompts=Prompts(vocab_size=engine.vocab_size, seed=SEED),
             token_budget=engine.config.max_batch_tokens,
+            stages=self._ranks.stage.count,
         )
+
+    def _position_bytes(self, layout: KVLayout) -> int:
+        """Bytes of one position on all cards; of stages without windows' entries, which this one's say nothing of."""
+        if self._ranks.stage.count == 1:
+            return position_bytes(layout) * self._ranks.group.size
+        return sum(part.block_bytes(layout.block_size) for part in layout.whole_pages) // layout.block_size
 
     def _config(self, model: Path, *, draft: DraftConfig | None = None) -> EngineConfig:
         options = self._options
@@ -323,6 +333,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--ranks", default="", help="a rank's card each, by number, the first 0: 0,1; on a CPU as many of anything"
     )
+    parser.add_argument("--stages", default="", help="stages in place of ranks: a card each, as with these")
     parser.add_argument("--quick", action="store_true", help="small cells, for a CPU")
     parser.add_argument("--cells", default="", help="regular expression: measure only the cells whose name it finds")
     parser.add_argument("--accuracy", action="store_true", help="compare greedy tokens with transformers, too")
@@ -345,7 +356,11 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     options.shape = options.shape or (options.model.name if options.model else DEFAULT_SHAPE)
     if not options.model and options.shape not in ("demo", *SHAPES, *DRAWN):
         parser.error(f"--shape {options.shape}: known are demo, {', '.join((*SHAPES, *DRAWN))}")
-    options.ranks = [rank for rank in options.ranks.split(",") if rank]
+    options.ranks, options.stages = (
+        [one for one in each.split(",") if one] for each in (options.ranks, options.stages)
+    )
+    if options.ranks and options.stages:
+        parser.error("--ranks beside --stages: ranks don't share a stage: one of both")
     if options.quick:
         options.kv_memory_mb = options.kv_memory_mb or 32
     return options
@@ -358,8 +373,13 @@ def _compared(options: argparse.Namespace, card: str) -> str:
     formats = [options.quantization] * (options.quantization != "auto")
     formats += [f"kv-{options.kv_cache_dtype}"] * (options.kv_cache_dtype != "auto")
     formats += [options.model_impl] * (options.model_impl != "auto")
-    ranks = [f"tp{len(options.ranks)}"] * (len(options.ranks) > 1)
-    return " ".join((options.shape, *formats, *ranks))
+    several = [_several(options)] * (len(options.ranks or options.stages) > 1)
+    return " ".join((options.shape, *formats, *several))
+
+
+def _several(options: argparse.Namespace) -> str:
+    """The short name of ranks or stages, as options have it."""
+    return f"pp{len(options.stages)}" if options.stages else f"tp{len(options.ranks)}"
 
 
 def _checkpoint(shape: str, folder: Path) -> Path:

@@ -13,6 +13,7 @@ from benchmarks.engine.floors import Ceilings, ModelCost, decode_step, offline, 
 from benchmarks.engine.workload import Prompts, Workload, driven
 from benchmarks.results_format import Result
 from common.blocks import hash_blocks
+from decode.micro_batches import parts_of
 from decode.request import DecodeRequest
 from engine.cache.block_pool import BlockPool, OutOfBlocksError
 from engine.engine import Engine
@@ -39,12 +40,13 @@ class Bench:
     prompts: Prompts
     token_budget: int
     started: list[Workload] | None = None  # where to note the workloads, for a profile
+    stages: int = 1  # of the engine's model
 
     def budget(self) -> PromptBudget:
         return PromptBudget(token_budget=self.token_budget, pass_ms=self.engine.pass_ms)
 
     def workload(self) -> Workload:
-        workload = Workload(self.engine)
+        workload = Workload(self.engine, stages=self.stages)
         if self.started is not None:
             self.started.append(workload)
         return workload
@@ -54,7 +56,7 @@ class Bench:
 class Decode:
     """Steps of a full batch around one context length, with two passes in flight.
 
-    The KV is random, the block tables are real.
+    The KV is random, the block tables are real. In stages a step is a pass of each part of the batch.
     """
 
     batch: int
@@ -68,7 +70,8 @@ class Decode:
         return f"decode_b{self.batch}_ctx{self.context}" + ("" if self.sampling is GREEDY else "_top_p")
 
     async def measure(self, bench: Bench) -> list[Result]:
-        ends = (await self.run(bench)).pass_ends[self.warm_up - 1 :]
+        parts = parts_of(bench.stages, self.batch)
+        ends = (await self.run(bench)).pass_ends[self.warm_up * parts - 1 :: parts]
         steps = [1e3 * (end - start) for start, end in itertools.pairwise(ends)]
         floor = 1e3 * decode_step(bench.cost, batch=self.batch, context=self.context).seconds(bench.ceilings)
         p99 = sorted(steps)[min(len(steps) - 1, len(steps) * 99 // 100)]
@@ -92,8 +95,8 @@ class Decode:
             except OutOfBlocksError as error:
                 raise self._too_large(workload.pool) from error
             workload.join(request)
-        workload.passes_left = self.warm_up + self.steps
-        size, last = workload.pool.block_size, computed + 1 + workload.passes_left
+        workload.passes_left = (self.warm_up + self.steps) * parts_of(bench.stages, self.batch)
+        size, last = workload.pool.block_size, computed + 1 + self.warm_up + self.steps
         if self.batch * (blocks_for(last, size) - blocks_for(computed + 1, size)) > workload.pool.num_free:
             raise self._too_large(workload.pool)
         async with driven(bench.engine, workload, budget=bench.budget()):

@@ -97,7 +97,8 @@ def _model(settings: DoctorSettings, gpus: list[Gpu] | None) -> Iterator[Finding
     yield from found
     if any(finding.level == "fail" for finding in found):
         return
-    yield check_fit(settings.model, gpus=gpus, ranks=settings.tensor_parallel_size)
+    processes = settings.tensor_parallel_size * settings.pipeline_parallel_size
+    yield check_fit(settings.model, gpus=gpus, ranks=processes)
 
 
 async def _servers(settings: DoctorSettings) -> AsyncIterator[Finding]:

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 HANDLE_BYTES = 64
 _LAZY_ENABLE_PEER_ACCESS = 1
+_PORTABLE, _ON_DEVICE = 1, 2
 # Flags: a stream waits for at least a number, and writes behind a fence.
 _REACHED, _BEHIND_ALL = 0, 0
 
@@ -67,11 +68,18 @@ def launch_graph(graph: int, stream: int) -> None:
     _call("cuGraphLaunch", ctypes.c_void_p(graph), ctypes.c_void_p(stream))
 
 
-def address_on_device(address: int) -> int:
-    """Return where the current device has pinned memory of the host."""
+def pin(address: int, num_bytes: int) -> int:
+    """Pin memory of the host that every context reaches; return where the current device has it."""
     found = ctypes.c_uint64()
-    _call("cuMemHostGetDevicePointer_v2", ctypes.byref(found), ctypes.c_void_p(address), ctypes.c_uint(0))
+    pointer, flags = ctypes.c_void_p(address), ctypes.c_uint(_PORTABLE | _ON_DEVICE)
+    _call("cuMemHostRegister_v2", pointer, ctypes.c_size_t(num_bytes), flags)
+    _call("cuMemHostGetDevicePointer_v2", ctypes.byref(found), pointer, ctypes.c_uint(0))
     return found.value
+
+
+def unpin(address: int) -> None:
+    """Undo `pin`, before the memory is unmapped: what is mapped there next could not be pinned."""
+    _call("cuMemHostUnregister", ctypes.c_void_p(address))
 
 
 def wait_for_word(stream: int, address: int, number: int) -> None:

@@ -6,28 +6,28 @@ A stream that waits takes nothing of the device, and no host takes part.
 from __future__ import annotations
 
 import threading
+import weakref
 
 import torch
 
-from kvtransfer.cuda.driver import CudaDriverError, address_on_device, use_device, wait_for_word, write_word
-
-_PORTABLE_AND_MAPPED = 1 | 2  # cudaHostRegister's flags: for every context, and at an address that kernels have
+from kvtransfer.cuda.driver import CudaDriverError, pin, unpin, use_device, wait_for_word, write_word
 
 
 class StreamSignals:
     """The words of one memory, which other processes map, too. See `engine.parallel.device_ring.Signals`."""
 
     def __init__(self, memory: torch.Tensor, device: torch.device) -> None:
-        """Pin `memory`, bytes of the host that begin with a page, for good. Raises CudaDriverError."""
+        """Pin `memory`, bytes of the host that begin with a page, as long as this lives. Raises MemoryError."""
         torch.cuda.init()
-        failed = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, _PORTABLE_AND_MAPPED))
-        if failed:
-            raise CudaDriverError(
-                f"{memory.nbytes >> 20} MiB between stages can't be pinned (error {failed}): raise the limit on locked memory"
-                " (ulimit -l)"
-            )
         use_device(device.index or 0)
-        self._memory, self._device, self._address = memory, device, address_on_device(memory.data_ptr())
+        try:
+            self._address = pin(memory.data_ptr(), memory.nbytes)
+        except CudaDriverError as error:
+            raise MemoryError(
+                f"{memory.nbytes >> 20} MiB between stages can't be pinned: raise the limit on locked memory ({error})"
+            ) from error
+        self._memory, self._device = memory, device
+        weakref.finalize(self, _unpinned, memory.data_ptr(), device.index or 0).atexit = False
         self._thread = threading.get_ident()
 
     def wait(self, word: int, number: int) -> None:
@@ -44,3 +44,8 @@ class StreamSignals:
             use_device(self._device.index or 0)
             self._thread = threading.get_ident()
         return torch.cuda.current_stream(self._device).cuda_stream
+
+
+def _unpinned(address: int, device: int) -> None:
+    use_device(device)
+    unpin(address)

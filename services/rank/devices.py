@@ -16,7 +16,7 @@ from kvtransfer.cuda.symmetric import SymmetricMemory
 
 
 def ranks_on(host: SharedMemoryGroup, device: str, *, are_stages: bool) -> Ranks:
-    """Return what this process is of its worker: a stage, or a rank on this device. Raises CudaDriverError."""
+    """Return what this process is of its worker: a stage, or a rank on this device. Raises MemoryError."""
     if not are_stages:
         return Ranks(group_on(host, device))
     if torch.device(device).type == "cpu":

@@ -41,9 +41,9 @@ def freed() -> Iterator[None]:
 @BOTH
 @pytest.mark.parametrize("name", FAMILIES)
 def test_two_ranks_generate_what_one_does(name: str, apart: bool, tmp_path: Path) -> None:
-    config = config_of_family(name, tmp_path, dtype="float32")
+    cards, config = devices(apart), config_of_family(name, tmp_path, dtype="float32")
     wanted = generated(Engine(config))
-    with leading(devices(apart)) as ranks:
+    with leading(cards) as ranks:
         assert generated(Engine(replace(config, tensor_parallel_size=2), ranks=ranks)) == wanted
 
 

@@ -57,9 +57,9 @@ def _cards(size: int = 2) -> list[int]:
 @BOTH
 @pytest.mark.parametrize(("name", "layers"), MODELS)
 def test_two_stages_generate_what_one_process_does(name: str, layers: int, apart: bool, tmp_path: Path) -> None:
-    alone = config(name, tmp_path, layers, dtype="float32")
+    cards, alone = devices(apart), config(name, tmp_path, layers, dtype="float32")
     wanted = generated(Engine(alone))
-    with leading(devices(apart), are_stages=True) as ranks:
+    with leading(cards, are_stages=True) as ranks:
         assert generated(Engine(alone, ranks=ranks)) == wanted
 
 

@@ -86,3 +86,18 @@ def test_layers_with_a_window_count_for_floors_wherever_their_blocks_are() -> No
     layout = layout_of([part, windowed], CacheConfig(num_blocks=100), 0)
     assert position_bytes(plain) == 8 * 8192
     assert position_bytes(layout) == 48 * 8192
+
+
+@pytest.mark.long
+def test_stages_are_measured_as_one_engine(tmp_path: Path) -> None:
+    asked = ["--stages", "a,b", "--cells", "decode_b8_ctx64$|offline"]
+    assert main([*SMALL, *asked, "--out", str(tmp_path), "--checkpoints", str(tmp_path)]) == 0
+    results = {result.name: result.value for result in read_results(tmp_path / "engine-pp2.json")}
+    assert results["decode_b8_ctx64"] > 0 < results["offline_48_8"]
+    assert "- model: demo, 2 stages" in (tmp_path / "engine-pp2.md").read_text()
+
+
+def test_ranks_beside_stages_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([*SMALL, "--ranks", "a,b", "--stages", "a,b", "--out", str(tmp_path)])
+    assert "--ranks beside --stages: ranks don't share a stage: one of both" in capsys.readouterr().err

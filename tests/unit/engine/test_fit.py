@@ -14,6 +14,7 @@ from engine.cache.pages import GPU_HEADROOM
 from engine.config import CacheConfig, EngineConfig
 from engine.engine import Engine
 from engine.fit import Needs, nearest, needs
+from engine.spec.stages import FLAG
 from services.runtime.checks.fit import check_needs, said
 from services.runtime.checks.weights import weights_of
 from tests.unit.house.measures import ROOT
@@ -109,6 +110,18 @@ def test_on_a_card_the_nearest_setting_that_fits_is_named() -> None:
     assert f"the weights don't fit; {smaller.flags} fits: needs" in none.said
     assert on_a_card(config, whole.weights * 6 // 10)[1].flags == "--tensor-parallel-size 4"
     assert "nothing smaller" in on_a_card(config, 1 * MIB)[2].said
+
+
+def test_more_stages_are_named_for_a_model_that_has_some() -> None:
+    """Ranks don't share a stage."""
+    cache = CacheConfig(kv_cache_dtype="fp8")
+    config = replace(DEMO, device="cuda:0", max_batch_tokens=64, quantization="fp8", cache=cache)
+    four, eight = (needs(config, stages=count).whole for count in (4, 8))
+    for total, flags in ((four * 11 // 10, f"{FLAG} 4"), (eight * 11 // 10, f"{FLAG} 8")):
+        found = nearest(config, total, 2)
+        assert found is not None
+        assert found.flags == flags
+    assert nearest(config, eight // 2, 2) is None
 
 
 def test_a_model_that_cannot_be_built_says_nothing(tmp_path: Path) -> None:
