@@ -76,13 +76,15 @@ INLINE(WIDER) void pack(const Attention *p, Room *room, int64_t row, int64_t num
 }
 
 /* Scores become weights; returns the sum of a row's, and by what its earlier sums are multiplied. Keys `low` to `high` are seen. */
-INLINE(WIDER) float weigh(float *scores, int64_t number, int64_t low, int64_t high, float scale, float *most, float *before) {
+INLINE(WIDER) float weigh_some(
+    float *scores, int64_t number, int64_t low, int64_t high, float scale, float *most, float *before, const int sees_all
+) {
     const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     const __m512i first = _mm512_set1_epi32((int)low), end = _mm512_set1_epi32((int)high);
     __m512 largest = _mm512_set1_ps(LEAST), sum = _mm512_setzero_ps();
     for (int64_t i = 0; i < number; i += 16) {
         const __m512i at = _mm512_add_epi32(_mm512_set1_epi32((int)i), lanes);
-        const __mmask16 seen = _mm512_cmpge_epi32_mask(at, first) & _mm512_cmplt_epi32_mask(at, end);
+        const __mmask16 seen = sees_all ? 0xffff : _mm512_cmpge_epi32_mask(at, first) & _mm512_cmplt_epi32_mask(at, end);
         largest = _mm512_mask_max_ps(largest, seen, largest, _mm512_loadu_ps(scores + i));
     }
     const float own = _mm512_reduce_max_ps(largest);
@@ -90,7 +92,7 @@ INLINE(WIDER) float weigh(float *scores, int64_t number, int64_t low, int64_t hi
     const __m512 less = _mm512_set1_ps(now), factor = _mm512_set1_ps(scale);
     for (int64_t i = 0; i < number; i += 16) {
         const __m512i at = _mm512_add_epi32(_mm512_set1_epi32((int)i), lanes);
-        const __mmask16 seen = _mm512_cmpge_epi32_mask(at, first) & _mm512_cmplt_epi32_mask(at, end);
+        const __mmask16 seen = sees_all ? 0xffff : _mm512_cmpge_epi32_mask(at, first) & _mm512_cmplt_epi32_mask(at, end);
         /* rounded as `now` is, and so 0 for the largest one */
         const __m512 own_score = _mm512_mul_ps(_mm512_loadu_ps(scores + i), factor);
         const __m512 power = power_of_e_wide(_mm512_sub_ps(own_score, less));
@@ -101,6 +103,12 @@ INLINE(WIDER) float weigh(float *scores, int64_t number, int64_t low, int64_t hi
     *before = _mm512_cvtss_f32(power_of_e_wide(_mm512_set1_ps(*most - now)));
     *most = now;
     return _mm512_reduce_add_ps(sum);
+}
+
+INLINE(WIDER) float weigh(float *scores, int64_t number, int64_t low, int64_t high, float scale, float *most, float *before) {
+    const int sees_all = low <= 0 && high >= number && number % 16 == 0;
+    return sees_all ? weigh_some(scores, number, low, high, scale, most, before, 1)
+                    : weigh_some(scores, number, low, high, scale, most, before, 0);
 }
 
 /* Some queries, from `query` on and in the piece from `row` on, meet `number` packed keys, the first of which is `key`. */
