@@ -194,7 +194,7 @@ class _Attention:
             found = floats.attend(
                 queries, keys, values, masks.pieces, scale=self._scale, before=before, after=after, room=self._met_in
             )
-        elif sharing is None or sharing.index is None:
+        elif sharing is None or sharing.sources is None:
             found = self._met_by_length((queries, keys, values), texts, masks)
         else:
             found = self._met_by_length((sharing.spread(queries), keys, values), texts, masks)[sharing.own]

@@ -15,7 +15,7 @@ from engine.checkpoint.fingerprint import model_fingerprint
 from engine.families.quantised import ONLINE
 from engine.pooling.encoder import Encoder
 from engine.pooling.families import read_encoder_spec
-from engine.pooling.graphs import SIZES, Passes
+from engine.pooling.graphs import Passes, sizes_of
 from engine.pooling.heads import LabelHead, Spans, VectorHead, cut
 from engine.pooling.late import lexical, maxsim, seen_of, with_vectors, with_weights
 from engine.pooling.prefixes import Beginning, Prefixes, Sharing, can_share
@@ -92,7 +92,9 @@ class PoolingEngine:
         load_weights(weights, config.model)
         weights.settle()
         self._has_types = spec.tokens.num_types > 1
-        self._passes = Passes(self._encoder, device, sizes=SIZES if device.type == "cuda" and config.captures else ())
+        self._passes = Passes(
+            self._encoder, device, sizes=sizes_of(spec) if device.type == "cuda" and config.captures else ()
+        )
         self.fingerprint = model_fingerprint(config.model, marks)
         # Tokens of each input of the last `compute` that others had computed.
         self.found: Sequence[int] = ()

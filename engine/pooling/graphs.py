@@ -9,14 +9,64 @@ from dataclasses import dataclass, replace
 import torch
 
 from engine.pooling.encoder import Encoder
+from engine.pooling.spec import EncoderSpec
 from engine.pooling.texts import PLACES, SIGHTS, Texts, num_rows
 from engine.step.graphs import Captures
 
 log = logging.getLogger("baton.engine")
 
-# Tokens: passes of more keep a GPU busy for longer than the host takes to launch them.
-SIZES = (32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
-MOST_GRAPHS = 32  # each takes a few MB of a GPU's memory
+# Tokens of captured passes, at most: steps of an eighth where a pass is long.
+SIZES = (
+    *(32, 64, 96, 128, 192, 256, 320, 384, 448),
+    *range(512, 1024, 128),
+    *range(1024, 4096, 256),
+    *range(4096, 8192, 512),
+    *range(8192, 16385, 1024),
+)
+SHORT = 512  # tokens: shorter passes are captured of any model
+# Multiplications of a layer in a pass, about a millisecond of an H200: longer ones are launched faster than computed.
+MOST_WORK = 1 << 38
+MOST_GRAPHS = 64  # each takes a few MB of a GPU's memory
+
+
+def sizes_of(spec: EncoderSpec) -> tuple[int, ...]:
+    """Sizes of the passes of a model that wait for the host's launches, ascending."""
+    attention, mlp = spec.layers[0].attention, spec.layers[0].mlp
+    widths = 2 * attention.width + 2 * attention.kv_width + (2 + mlp.is_gated) * mlp.intermediate_size
+    work = spec.hidden_size * widths
+    return tuple(size for size in SIZES if size <= SHORT or size * work <= MOST_WORK)
+
+
+@dataclass(frozen=True, slots=True)
+class _Input:
+    """Numbers that a captured pass reads, from wherever their last dimension ends on as without any text."""
+
+    host: torch.Tensor  # [..., size] int32
+    empty: torch.Tensor
+    there: torch.Tensor
+
+    @classmethod
+    def of(cls, empty: torch.Tensor, device: torch.device) -> _Input:
+        host = empty.clone().pin_memory() if device.type == "cuda" else empty.clone()
+        return cls(host, empty, host.to(device, copy=True))
+
+    def fill(self, numbers: torch.Tensor | None) -> None:
+        """`numbers` [..., at most size] of the host; None: no text has any."""
+        count = 0 if numbers is None else numbers.shape[-1]
+        if numbers is not None:
+            self.host[..., :count] = numbers
+        self.host[..., count:] = self.empty[..., count:]
+        self.there.copy_(self.host, non_blocking=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """A captured pass among the others."""
+
+    computed: int  # tokens, at most
+    # Tokens of whole texts, at most, where prefixes are shared or kept; 0: they are not.
+    whole: int
+    adapter: int | None
 
 
 @dataclass(slots=True)
@@ -24,21 +74,31 @@ class _Captured:
     """A pass over so many tokens, where it reads them, and where it leaves their vectors."""
 
     texts: Texts
-    host: torch.Tensor  # [rows, size] int32, on its way to `texts`
-    empty: torch.Tensor  # the same without texts: every token is one of its own
+    numbers: _Input
+    sources: _Input | None
+    kept: _Input | None
+    found: torch.Tensor  # [tokens of whole texts, E], of a memory that all share
     graph: torch.cuda.CUDAGraph | None = None
-    found: torch.Tensor | None = None  # [size, E]
+
+    def fill(self, texts: Texts) -> None:
+        self.numbers.fill(texts.numbers)
+        if self.sources is None or self.kept is None or texts.sharing is None:
+            return
+        sources = texts.sharing.sources
+        self.sources.fill(texts.numbers[PLACES] if sources is None else sources)
+        self.kept.fill(texts.sharing.kept)
 
 
 class Passes:
     """An encoder whose passes of few tokens are captured at the second of a size. One thread at a time."""
 
-    def __init__(self, encoder: Encoder, device: torch.device, *, sizes: Sequence[int] = SIZES) -> None:
+    def __init__(self, encoder: Encoder, device: torch.device, *, sizes: Sequence[int]) -> None:
         """`sizes`: most tokens of captured passes, ascending; (): none is captured."""
         self._encoder, self._device, self._sizes = encoder, device, tuple(sizes)
         self._captures = Captures()
-        self._captured = dict[tuple[int, int | None], _Captured]()
-        self._asked = set[tuple[int, int | None]]()
+        self._found: torch.Tensor | None = None  # [largest size, E]
+        self._captured = dict[_Key, _Captured]()
+        self._asked = set[_Key]()
 
     def __len__(self) -> int:
         """Captured passes."""
@@ -46,57 +106,74 @@ class Passes:
 
     def __call__(self, texts: Texts, *, adapter: int | None) -> torch.Tensor:
         """Return each token's vector [S, E] for texts on the host; the next pass may overwrite it."""
-        captured = self._of(texts, adapter)
-        if captured is None or captured.graph is None or captured.found is None:
+        key = self._key_of(texts, adapter)
+        captured = None if key is None else self._known_of(key, texts)
+        if captured is None or captured.graph is None:
             return self._encoder(texts.on(self._device), adapter=adapter)
-        _fill(captured, texts)
+        captured.fill(texts)
         captured.graph.replay()
-        return captured.found[: texts.numbers.shape[1]]
+        return captured.found[: sum(texts.lengths)]
 
-    def _of(self, texts: Texts, adapter: int | None) -> _Captured | None:
-        """The smallest pass that holds these texts; None: there is none, or not yet."""
-        count, sharing = texts.numbers.shape[1], texts.sharing
-        size = next((size for size in self._sizes if size >= count), None)
-        if size is None or (sharing is not None and (sharing.index is not None or sharing.kept is not None)):
+    def _key_of(self, texts: Texts, adapter: int | None) -> _Key | None:
+        """The smallest pass that holds these texts; None: there is none."""
+        if not self._sizes or sum(texts.lengths) > self._sizes[-1]:
             return None
-        key = size, adapter
+        count, sharing = texts.numbers.shape[1], texts.sharing
+        if sharing is None or sharing.is_idle:
+            return _Key(next(size for size in self._sizes if size >= count), 0, adapter)
+        # Powers of two: both numbers vary, and each pair is another pass.
+        computed, whole = (
+            min(max(1 << (number - 1).bit_length(), self._sizes[0]), self._sizes[-1])
+            for number in (count, sum(texts.lengths))
+        )
+        return _Key(computed, whole, adapter)
+
+    def _known_of(self, key: _Key, texts: Texts) -> _Captured | None:
+        """None: it comes for the first time, or there is no more room."""
         if key not in self._captured:
             is_second = key in self._asked
             self._asked.add(key)
             if not is_second or len(self._captured) >= MOST_GRAPHS:
                 return None
             try:
-                self._captured[key] = self._capture(size, texts, adapter)
+                # The largest first: the others' memory is within its own.
+                largest = (
+                    key if self._captured else _Key(self._sizes[-1], self._sizes[-1] if key.whole else 0, key.adapter)
+                )
+                for each in dict.fromkeys((largest, key)):
+                    self._captured[each] = self._capture(each, texts)
             except RuntimeError as error:  # also when memory is short
-                log.warning("engine.not_captured", extra={"tokens": size, "reason": str(error)[:200]})
-                self._sizes = ()
+                log.warning("engine.not_captured", extra={"tokens": key.computed, "reason": str(error)[:200]})
+                self._sizes, self._found = (), None
+                self._captured.clear()
                 return None
         return self._captured[key]
 
-    def _capture(self, size: int, texts: Texts, adapter: int | None) -> _Captured:
-        captured = _empty(size, texts, self._device, has_types=self._encoder.spec.tokens.num_types > 1)
-        _fill(captured, texts)
+    def _capture(self, key: _Key, texts: Texts) -> _Captured:
+        if self._found is None:
+            table = self._encoder.tokens_table
+            self._found = table.new_empty(self._sizes[-1], self._encoder.spec.hidden_size)
+        captured = self._empty(key, texts, self._found[: key.whole or key.computed])
+        captured.fill(texts)
 
         def run() -> None:
-            captured.found = self._encoder(captured.texts, adapter=adapter)
+            captured.found.copy_(self._encoder(captured.texts, adapter=key.adapter))
 
         run()  # the first pass of a size does more than launch
         captured.graph = self._captures.capture(run)
         return captured
 
-
-def _empty(size: int, texts: Texts, device: torch.device, *, has_types: bool) -> _Captured:
-    empty = torch.zeros(num_rows(texts.sights), size, dtype=torch.int32)
-    empty[PLACES] = torch.arange(size)
-    empty[SIGHTS::2], empty[SIGHTS + 1 :: 2] = empty[PLACES], empty[PLACES] + 1
-    host = empty.clone().pin_memory() if device.type == "cuda" else empty.clone()
-    return _Captured(
-        replace(texts, numbers=host.to(device), lengths=(), has_types=has_types, sharing=None, seen=None), host, empty
-    )
-
-
-def _fill(captured: _Captured, texts: Texts) -> None:
-    count = texts.numbers.shape[1]
-    captured.host[:, :count] = texts.numbers
-    captured.host[:, count:] = captured.empty[:, count:]
-    captured.texts.numbers.copy_(captured.host, non_blocking=True)
+    def _empty(self, key: _Key, texts: Texts, found: torch.Tensor) -> _Captured:
+        """A pass without texts: each token is one of its own, and meets the first key where whole texts are others."""
+        empty = torch.zeros(num_rows(texts.sights), key.computed, dtype=torch.int32)
+        empty[PLACES] = torch.arange(key.computed)
+        empty[SIGHTS::2] = 0 if key.whole else empty[PLACES]
+        empty[SIGHTS + 1 :: 2] = empty[SIGHTS::2] + 1
+        numbers, sources, kept, sharing = _Input.of(empty, self._device), None, None, None
+        if key.whole and texts.sharing is not None:
+            sources = _Input.of(torch.zeros(key.whole, dtype=torch.int32), self._device)
+            kept = _Input.of(torch.full((key.computed,), -1, dtype=torch.int32), self._device)
+            sharing = replace(texts.sharing, begins=(), sources=sources.there, kept=kept.there, own=None)
+        has_types = self._encoder.spec.tokens.num_types > 1
+        static = replace(texts, numbers=numbers.there, lengths=(), has_types=has_types, sharing=sharing, seen=None)
+        return _Captured(static, numbers, sources, kept, found)

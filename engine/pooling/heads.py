@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch.nn.functional import gelu, linear, normalize, relu, silu
 
@@ -41,7 +42,8 @@ class Spans:
     begins: tuple[int, ...]
     lengths: tuple[int, ...]
     skipped: tuple[int, ...]
-    numbers: torch.Tensor  # [3, B] int32: these three, on the pass's device
+    # [5, B] int32, on the pass's device: these three, each text's first row though it is skipped, and its last one.
+    numbers: torch.Tensor
 
     @classmethod
     def of(cls, lengths: Sequence[int], skipped: Sequence[int], device: torch.device) -> Spans:
@@ -50,7 +52,10 @@ class Spans:
         firsts = accumulate(lengths[:-1], initial=0)
         begins = tuple(first + skip for first, skip in zip(firsts, skips, strict=True))
         rows = tuple(length - skip for length, skip in zip(lengths, skips, strict=True))
-        return cls(begins, rows, skips, sent(torch.tensor((begins, rows, skips), dtype=torch.int32), device))
+        numbers = np.array((begins, rows, skips, begins, begins), dtype=np.int32)
+        numbers[3] -= numbers[2]
+        numbers[4] += numbers[1] - 1
+        return cls(begins, rows, skips, sent(torch.from_numpy(numbers), device))
 
 
 def pooled(x: torch.Tensor, spans: Spans, mode: str) -> torch.Tensor:
@@ -58,12 +63,9 @@ def pooled(x: torch.Tensor, spans: Spans, mode: str) -> torch.Tensor:
 
     As in sentence-transformers, "cls" is a text's first row though it is skipped, and a weight is a row's number in its text.
     """
-    begins, lengths, skipped = spans.numbers
-    if mode == "cls":
-        return x[begins - skipped].float()
-    if mode == "lasttoken":
-        return x[begins + lengths - 1].float()
-    return pool_texts(x, spans.numbers, mode)
+    if mode in ("cls", "lasttoken"):
+        return x[spans.numbers[3 if mode == "cls" else 4]].float()
+    return pool_texts(x, spans.numbers[:3], mode)
 
 
 class VectorHead:
@@ -79,7 +81,8 @@ class VectorHead:
 
     def vectors(self, x: torch.Tensor, spans: Spans) -> torch.Tensor:
         """Return [B, size] for tokens' [T, E]."""
-        return self._finished(torch.cat([pooled(x, spans, mode) for mode in self._pooling.modes], dim=-1))
+        found = [pooled(x, spans, mode) for mode in self._pooling.modes]
+        return self._finished(found[0] if len(found) == 1 else torch.cat(found, dim=-1))
 
     def each(self, x: torch.Tensor) -> torch.Tensor:
         """Return [T, E or what products make of it]: the same without pooling, or what a head of tokens makes."""

@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
+import numpy as np
 import torch
 
 from common.blocks import BlockKind, hash_blocks
-from engine.kernels.texts.gathering import whole_texts
-from engine.pooling.sending import sent_ranges
+from engine.kernels.texts.gathering import keep_rows, whole_texts
+from engine.pooling.sending import sent
 from engine.pooling.spec import EncoderSpec
 
 BLOCK = 16
@@ -60,13 +61,24 @@ class Sharing:
     """Sources of the rows of a pass, and those that are kept."""
 
     store: _Store
-    begins: tuple[int, ...]  # tokens of each text that are not computed for it
+    # Tokens of each text that are not computed for it; (): not known, in a captured pass.
+    begins: tuple[int, ...]
     # [S] int32: each token's row in the pass, or n below 0 for the row -1 - n of the store; None: nobody shares.
-    index: torch.Tensor | None
+    sources: torch.Tensor | None
+    # [T] int32: the row of the store that keeps a computed row, -1: none does; None: no row is kept.
+    kept: torch.Tensor | None
     # [T], places in S of the computed tokens; None: they are all of S.
-    own: torch.Tensor | None
-    kept: torch.Tensor | None  # computed rows that are kept; None: none
-    into: torch.Tensor | None  # and their rows in the store
+    own: torch.Tensor | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """True if all is computed, and nothing kept."""
+        return self.sources is None and self.kept is None
+
+    def on(self, device: torch.device) -> Sharing:
+        """Return the same on a device."""
+        sources, kept, own = (None if one is None else sent(one, device) for one in (self.sources, self.kept, self.own))
+        return replace(self, sources=sources, kept=kept, own=own)
 
     def heads(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return a layer's keys and values of all texts [S, Hkv, D], for those computed [T, Hkv, D]."""
@@ -79,20 +91,17 @@ class Sharing:
 
     def spread(self, queries: torch.Tensor) -> torch.Tensor:
         """Return [S, H, D], zeros where nothing is computed, for `queries` [T, H, D]."""
-        if self.index is None:
+        if self.sources is None:
             return queries
         assert self.own is not None
-        found = queries.new_zeros(len(self.index), *queries.shape[1:])
+        found = queries.new_zeros(len(self.sources), *queries.shape[1:])
         found[self.own] = queries
         return found
 
     def _whole(self, stored: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         if self.kept is not None:
-            assert self.into is not None
-            stored[self.into] = rows[self.kept]
-        if self.index is None:
-            return rows
-        return whole_texts(rows, stored, self.index)
+            keep_rows(rows, stored, self.kept)
+        return rows if self.sources is None else whole_texts(rows, stored, self.sources)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +128,6 @@ class Prefixes:
     ) -> None:
         self._kind = BlockKind(model=fingerprint, kv_dtype=str(dtype).removeprefix("torch."), block_size=BLOCK)
         self._store = _Store(spec, memory_bytes, dtype, device)
-        self._device = device
         self._free = list(range(self._store.num_blocks))
         self._slots = OrderedDict[bytes, int]()
         self._seen = OrderedDict[bytes, None]()
@@ -205,22 +213,28 @@ class Prefixes:
                 return range(first, first - BLOCK, -1)
             return range(own_row(digest), own_row(digest) + BLOCK)
 
-        index, own, at = list[range](), list[range](), 0
+        sources, own, at = list[range](), list[range](), 0
         for text, first in zip(texts, firsts, strict=True):
-            index += map(rows_of, text.digests[: text.shared])
-            index.append(range(first + text.begin, first + text.length))
+            sources += map(rows_of, text.digests[: text.shared])
+            sources.append(range(first + text.begin, first + text.length))
             own.append(range(at + text.begin, at + text.length))
             at += text.length
+        kept = None
+        if coming:
+            kept = torch.full((row,), -1, dtype=torch.int32)
+            for digest, slot in coming.items():
+                begin = own_row(digest)
+                kept[begin : begin + BLOCK] = torch.arange(slot * BLOCK, (slot + 1) * BLOCK)
         is_shared = any(text.shared for text in texts)
         return Sharing(
             store=self._store,
             begins=tuple(text.begin for text in texts),
-            index=sent_ranges(index, self._device).int() if is_shared else None,
-            own=sent_ranges(own, self._device) if is_shared else None,
-            kept=self._rows([own_row(digest) for digest in coming]),
-            into=self._rows([slot * BLOCK for slot in coming.values()]),
+            sources=_numbers(sources).int() if is_shared else None,
+            kept=kept,
+            own=_numbers(own) if is_shared else None,
         )
 
-    def _rows(self, begins: Sequence[int]) -> torch.Tensor | None:
-        """The rows of blocks that begin there; None: there are none."""
-        return sent_ranges([range(begin, begin + BLOCK) for begin in begins], self._device) if begins else None
+
+def _numbers(ranges: Sequence[range]) -> torch.Tensor:
+    """Return the numbers of some ranges, one behind the other [N] int64."""
+    return torch.from_numpy(np.concatenate([np.arange(one.start, one.stop, one.step) for one in ranges]))

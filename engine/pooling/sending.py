@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
 import torch
 
 
@@ -13,8 +10,3 @@ def sent(numbers: torch.Tensor, device: torch.device) -> torch.Tensor:
     if device.type != "cuda":
         return numbers.to(device)
     return numbers.pin_memory().to(device, non_blocking=True)
-
-
-def sent_ranges(ranges: Sequence[range], device: torch.device) -> torch.Tensor:
-    """Return their numbers, one behind the other [N] int64, on a device; there is one range at least."""
-    return sent(torch.from_numpy(np.concatenate([np.arange(one.start, one.stop, one.step) for one in ranges])), device)

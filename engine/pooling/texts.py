@@ -77,14 +77,15 @@ class Texts:
 
     def are_alike(self, reach: int) -> bool:
         """True if all are computed whole, are equally long, and each token is within reach of all of its text."""
-        is_whole = self.seen is None and (self.sharing is None or self.sharing.index is None)
+        is_whole = self.seen is None and (self.sharing is None or self.sharing.sources is None)
         return is_whole and len(self.runs) == 1 and (not reach or self.runs[0][1] <= reach + 1)
 
     def on(self, device: torch.device) -> Texts:
         """Return the same on a device; the host doesn't wait for it."""
         if device.type == "cpu":
             return self
-        return replace(self, numbers=sent(self.numbers, device))
+        sharing = None if self.sharing is None else self.sharing.on(device)
+        return replace(self, numbers=sent(self.numbers, device), sharing=sharing)
 
     @classmethod
     def of(
@@ -97,23 +98,26 @@ class Texts:
         sights: Sequence[Sight] = (),
     ) -> Texts:
         """On the host. `seconds`: where the second text of each input begins; 0: nowhere."""
-        lengths = np.array([len(one) for one in inputs])
-        begins = np.array(sharing.begins) if sharing is not None else np.zeros_like(lengths)
+        lengths = np.array([len(one) for one in inputs], dtype=np.int32)
+        begins = np.array((0,) * len(inputs) if sharing is None else sharing.begins, dtype=np.int32)
         counts = lengths - begins
-        numbers = np.zeros((num_rows(sights), int(counts.sum())), dtype=np.int32)
-        places = np.arange(numbers.shape[1], dtype=np.int32)
-        keys = np.cumsum(lengths) - lengths  # a text's first token in S
-        positions = places - np.repeat(np.cumsum(counts) - counts - begins, counts)
-        numbers[TOKENS] = np.concatenate(
-            [np.frombuffer(array("i", one), dtype=np.int32)[begin:] for one, begin in zip(inputs, begins, strict=True)]
+        ends = np.cumsum(lengths, dtype=np.int32)
+        keys = ends - lengths  # a text's first token in S
+        rows = np.cumsum(counts, dtype=np.int32) - counts
+        numbers = np.empty((num_rows(sights), int(counts.sum())), dtype=np.int32)
+        np.concatenate(
+            [np.frombuffer(array("i", one), dtype=np.int32)[begin:] for one, begin in zip(inputs, begins, strict=True)],
+            out=numbers[TOKENS],
         )
-        numbers[POSITIONS], numbers[PLACES] = positions, places
-        if any(seconds):
-            numbers[TYPES] = positions >= np.repeat(np.where(seconds, seconds, lengths), counts)
-        first = np.repeat(keys, counts)
-        last = np.repeat(keys + (lengths if seen is None else np.array(seen)), counts)
-        for at, sight in enumerate(sights):
-            numbers[SIGHTS + 2 * at : SIGHTS + 2 * at + 2] = _seen(sight, first, last, first + positions)
+        places = np.arange(numbers.shape[1], dtype=np.int32)
+        numbers[PLACES] = places
+        positions = np.subtract(places, np.repeat(rows - begins, counts), out=numbers[POSITIONS])
+        numbers[TYPES] = positions >= np.repeat(np.where(seconds, seconds, lengths), counts) if any(seconds) else 0
+        if sights:
+            first = np.repeat(keys, counts)
+            last = np.repeat(ends if seen is None else keys + np.array(seen, dtype=np.int32), counts)
+            for at, sight in enumerate(sights):
+                numbers[SIGHTS + 2 * at : SIGHTS + 2 * at + 2] = _seen(sight, first, last, first + positions)
         return cls(
             torch.from_numpy(numbers),
             tuple(lengths.tolist()),
@@ -124,9 +128,7 @@ class Texts:
         )
 
 
-def _seen(
-    sight: Sight, first: npt.NDArray[np.int64], end: npt.NDArray[np.int64], own: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _seen(sight: Sight, first: Numbers, end: Numbers, own: Numbers) -> tuple[Numbers, Numbers]:
     if sight.reach:
         first, end = np.maximum(first, own - sight.reach), np.minimum(end, own + sight.reach + 1)
     return first, np.minimum(end, own + 1) if sight.is_causal else end

@@ -86,7 +86,7 @@ def test_captured_passes_are_those_kernel_by_kernel(family: str, dtype: str, tmp
         found, wanted = (torch.cat(engine.compute(asked)) for engine in (captured, plain))
         assert float((found - wanted).abs().max()) < (1e-5 if dtype == "float32" else 2e-2)
         assert float(cosine_similarity(found, wanted).min()) > CLOSE
-    assert len(captured._passes) == 2
+    assert len(captured._passes) == 3, "two sizes that came twice, and the largest"
     assert not len(plain._passes)
 
 
@@ -98,4 +98,23 @@ def test_each_adapter_has_captured_passes(tmp_path: Path) -> None:
             for one in inputs((9, 30), adapter=task):
                 [found], [wanted] = captured.compute([one]), plain.compute([one])
                 assert float((found - wanted).abs().max()) < 1e-5
-    assert len(captured._passes) == 1 + len(TASKS)
+    assert len(captured._passes) == 2 + len(TASKS), "one of each adapter, and one of the largest size"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_prefixes_are_kept_and_read_in_captured_passes(dtype: str, tmp_path: Path) -> None:
+    model = with_real_heads(tmp_path, "Qwen3Model")
+    plain = engine_of(model, "cpu", "float32", prefix_bytes=0)
+    captured = engine_of(model, "cuda", dtype, prefix_bytes=8 << 20)
+    [instruction], found = inputs((40,)), 0
+    for at in range(12):
+        asked = [
+            PoolingInput(tokens=[*instruction.tokens, *range(6 + at, 20 + 3 * at + text)]) for text in range(1 + at % 3)
+        ]
+        vectors, wanted = (torch.cat(engine.compute(asked)) for engine in (captured, plain))
+        found += sum(captured.found)
+        assert float(cosine_similarity(vectors, wanted).min()) > CLOSE
+        if dtype == "float32":
+            assert float((vectors - wanted).abs().max()) < 1e-5
+    assert found >= 9 * 32
+    assert len(captured._passes) > 1

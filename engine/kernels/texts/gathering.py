@@ -8,6 +8,13 @@ from engine.kernels.device import twin
 
 
 @twin("engine.kernels.texts.triton_gathering")
+def keep_rows(rows: torch.Tensor, stored: torch.Tensor, kept: torch.Tensor) -> None:
+    """Write `rows` [T, ...] to the rows `kept` [T] int32 of `stored` [R, ...], those below 0 nowhere."""
+    own = torch.nonzero(kept >= 0)[:, 0]
+    stored[kept[own].long()] = rows[own]
+
+
+@twin("engine.kernels.texts.triton_gathering")
 def whole_texts(rows: torch.Tensor, stored: torch.Tensor, sources: torch.Tensor) -> torch.Tensor:
     """Return [S, ...] for `rows` [T, ...] and `stored` [R, ...], whose rows are contiguous each.
 

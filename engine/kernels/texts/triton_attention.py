@@ -53,9 +53,7 @@ def shape_of(num_queries: int, dim: int, dtype: torch.dtype) -> Shape:
         return (32, 32, 4, 2) if dim <= 128 else (16, 32, 4, 2)
     if num_queries <= 256:
         return (16, 64, 4, 3)
-    if num_queries <= 2048:
-        return (64, 64, 4, 3) if dim <= 128 else (32, 64, 4, 2)
-    return (128, 64, 8 if dim > 64 else 4, 3 if dim <= 128 else 2)
+    return (64, 64, 4, 3) if dim <= 128 else (64, 64, 8, 2)
 
 
 @triton.jit(do_not_specialize=["num_queries", "seen_row"], do_not_specialize_on_alignment=["biases_HR", "places_T"])

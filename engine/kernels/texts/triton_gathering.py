@@ -9,6 +9,29 @@ from engine.kernels.launch import Kernel
 ROWS, COLUMNS = 4, 512
 
 
+def keep_rows(rows: torch.Tensor, stored: torch.Tensor, kept: torch.Tensor) -> None:
+    width = rows[0].numel()
+    fixed = (rows.stride(0), stored.stride(0), width, ROWS, COLUMNS)
+    aligned = tuple(one.data_ptr() % 16 == 0 for one in (rows, stored, kept))
+    _KEEP.launch(
+        (triton.cdiv(len(kept), ROWS), triton.cdiv(width, COLUMNS)), (rows.dtype, aligned, *fixed),
+        rows, stored, kept, len(kept), *fixed,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _keep(
+    rows_TW, stored_RW, kept_T, num_rows, ROW: tl.constexpr, STORED_ROW: tl.constexpr, W: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    at = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    kept = tl.load(kept_T + at, mask=at < num_rows, other=-1).to(tl.int64)
+    inside = (kept >= 0)[:, None] & (column < W)[None, :]
+    own = tl.load(rows_TW + at.to(tl.int64)[:, None] * ROW + column[None, :], mask=inside, other=0.0)
+    tl.store(stored_RW + kept[:, None] * STORED_ROW + column[None, :], own, mask=inside)
+
+
 def whole_texts(rows: torch.Tensor, stored: torch.Tensor, sources: torch.Tensor) -> torch.Tensor:
     out = torch.empty((len(sources), *rows.shape[1:]), dtype=rows.dtype, device=rows.device)
     width = rows[0].numel()
@@ -36,4 +59,4 @@ def _gather(
     tl.store(out_SW + at.to(tl.int64)[:, None] * W + column[None, :], tl.where(is_kept, kept, own), mask=inside)
 
 
-_GATHER = Kernel(_gather)
+_GATHER, _KEEP = Kernel(_gather), Kernel(_keep)

@@ -58,10 +58,10 @@ def check_captured(family: str, device: str, large: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = build_pooling_model(Path(folder), family)
         plain, captured = (engine_of(model, device=device, captures=False, prefix_bytes=0) for _ in range(2))
-        captured._passes = passes = Passes(captured._encoder, torch.device(device), sizes=(48, 96))
+        captured._passes = passes = Passes(captured._encoder, torch.device(device), sizes=(12, 32))
         long, *others = ([17 * at % 90 + 5 for at in range(begin, begin + count)] for begin, count in LONG_AND_SHORT)
         with mock.patch.object(Captures, "capture", autospec=True, side_effect=lambda _, run: _Again(run)) as capture:
-            for texts in ([long], others, [long], others[:2], [long, *others], others[2:], others):
+            for texts in ([long], others, [long, *others], others[:2], others[1:]):
                 asked = [PoolingInput(tokens=text, second=len(text) // 2) for text in texts]
                 for found, wanted in zip(captured.compute(asked), plain.compute(asked), strict=True):
                     torch.testing.assert_close(found, wanted, **EXACT)
@@ -69,8 +69,34 @@ def check_captured(family: str, device: str, large: bool) -> None:
         assert len(passes) == 2
 
 
-LONG_AND_SHORT = ((0, 60), (100, 20), (200, 1), (300, 7), (400, 15))
+def check_captured_prefixes(device: str, large: bool) -> None:
+    """A decoder's passes of which parts are kept or read are captured, too."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = build_pooling_model(Path(folder), "Qwen3Model")
+        plain, captured = (engine_of(model, device=device, captures=False, prefix_bytes=1 << 18) for _ in range(2))
+        captured._passes = passes = Passes(captured._encoder, torch.device(device), sizes=(16, 32, 64))
+        first, found = [17 * at % 90 + 5 for at in range(18)], list[list[int]]()
+        with mock.patch.object(Captures, "capture", autospec=True, side_effect=lambda _, run: _Again(run)):
+            for texts in (
+                [first],
+                [first],
+                [first],
+                [[*first[:16], at, 7] for at in range(2)],
+                [first],
+                [first[2:]],
+                [first],
+            ):
+                asked = [PoolingInput(tokens=text) for text in texts]
+                for own, wanted in zip(captured.compute(asked), plain.compute(asked), strict=True):
+                    torch.testing.assert_close(own, wanted, **EXACT)
+                found.append([*captured.found])
+        assert found == [[0], [0], [16], [16, 16], [16], [0], [16]]
+        assert len(passes) > 1
+
+
+LONG_AND_SHORT = ((0, 22), (100, 5), (200, 1), (400, 3))
 CHECKS: dict[str, Callable[[str, bool], None]] = {family: partial(check, family) for family in ROTATED}
 CHECKS |= {f"{family}, captured": partial(check_captured, family) for family in CAPTURED}
+CHECKS["prefixes, captured"] = check_captured_prefixes
 SUITE = Suite(CHECKS)
 run, interpret = SUITE.run, SUITE.interpret

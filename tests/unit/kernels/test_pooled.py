@@ -8,8 +8,10 @@ from tests.unit.kernels import text_checks
 from tests.unit.kernels.interpreter import Interpreter
 from tests.unit.kernels.pooled_checks import CHECKS
 
+LONG = {"ModernBertModel, captured"}
 
-@pytest.mark.parametrize("name", CHECKS)
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in CHECKS])
 def test_vectors_in_the_interpreter(interpreter: Interpreter, name: str) -> None:
     interpreter.check("pooled_checks", name)
 
