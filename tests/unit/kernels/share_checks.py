@@ -16,38 +16,52 @@ from kvtransfer.host import copy_moves
 from kvtransfer.plan import Item, blocks_per_entry
 from kvtransfer.shares import Move, shares
 from tests.unit.kernels.triton_checks import Suite
-from tests.unit.kvtransfer.widths import MODELS, ranks_of
+from tests.unit.kvtransfer.widths import MODELS, ranks_of, stages_of
 
 BLOCKS = 40
 
 
 def check_widths(name: str, device: str, large: bool) -> None:
     """Every rank of a sender writes into each of a receiver's: bytes and digests are those of copies on the host."""
+    for before, after in [(1, 2), (2, 1)] + [(2, 4), (4, 2), (1, 4), (4, 1)] * large:
+        _check(ranks_of(MODELS[name], before), ranks_of(MODELS[name], after), device)
+
+
+def check_depths(name: str, device: str, large: bool) -> None:
+    """So does every stage, which has some layers of all heads, also into ranks, which have some heads of all layers."""
+    parts = MODELS[name]
+    of_two = stages_of(parts, 2)
+    _check(of_two, stages_of(parts, 1), device)
+    _check(stages_of(parts, 1), of_two, device)
+    if large:
+        for ranks in (ranks_of(parts, 2), ranks_of(parts, 4)):
+            _check(of_two, ranks, device)
+            _check(ranks, of_two, device)
+
+
+def _check(sources: list[KVLayout], targets: list[KVLayout], device: str) -> None:
     if device == "cpu":
         triton_blocks.PUSHING_PROGRAMS = 7  # the interpreter runs one after another
-    widths = [(1, 2), (2, 1)] + [(2, 4), (4, 2), (1, 4), (4, 1)] * large
-    for before, after in widths:
-        sources, targets = ranks_of(MODELS[name], before), ranks_of(MODELS[name], after)
-        for rank, target in enumerate(targets):
-            moves = _moves(sources[0], target)
-            for source, share in zip(sources, shares(sources, target, rank=rank, ranks=after), strict=True):
-                if not share or share.is_whole:
-                    continue
-                ours, theirs = _pool(source, device), _pool(target, device)
-                if ours.is_cuda:
-                    torch.cuda.synchronize()  # the mover has a stream of its own
-                host, wanted = lane_view(ours.cpu()), lane_view(theirs.cpu().clone())
-                digests = copy_moves(share, moves, host, wanted, factors_of(target))
-                move = ShareMove(BlockMover(ours, source), theirs.data_ptr(), target, share)
-                for _ in range(2):  # the second time with scratch memory that was used
-                    found = []
-                    for some in (part for half in (moves[:5], moves[5:]) for part in move.launches(half)):
-                        move.start(some)
-                        move.flight.wait()
-                        assert move.flight.is_done()
-                        found.append(move.flight.digests())
-                    assert b"".join(found) == digests
-                assert torch.equal(theirs.cpu(), torch.from_numpy(wanted.view("int32")))
+    for rank, target in enumerate(targets):
+        moves = _moves(sources[0], target)
+        for source, share in zip(sources, shares(sources, target, rank=rank, ranks=len(targets)), strict=True):
+            if not share or share.is_whole:
+                continue
+            ours, theirs = _pool(source, device), _pool(target, device)
+            if ours.is_cuda:
+                torch.cuda.synchronize()  # the mover has a stream of its own
+            host, wanted = lane_view(ours.cpu()), lane_view(theirs.cpu().clone())
+            digests = copy_moves(share, moves, host, wanted, factors_of(target))
+            move = ShareMove(BlockMover(ours, source), theirs.data_ptr(), target, share)
+            for _ in range(2):  # the second time with scratch memory that was used
+                found = []
+                for some in (part for half in (moves[:5], moves[5:]) for part in move.launches(half)):
+                    move.start(some)
+                    move.flight.wait()
+                    assert move.flight.is_done()
+                    found.append(move.flight.digests())
+                assert b"".join(found) == digests
+            assert torch.equal(theirs.cpu(), torch.from_numpy(wanted.view("int32")))
 
 
 def _pool(layout: KVLayout, device: str) -> torch.Tensor:
@@ -72,6 +86,8 @@ def _is_cut(name: str) -> bool:
     return not one[0].compatible_with(two)
 
 
+DEEP = ("heads", "int8", "latents and keys", "windows", "states")
 CHECKS: dict[str, Callable[[str, bool], None]] = {name: partial(check_widths, name) for name in MODELS if _is_cut(name)}
+CHECKS |= {f"{name}, stages": partial(check_depths, name) for name in DEEP}
 SUITE = Suite(CHECKS)
 run, interpret = SUITE.run, SUITE.interpret
