@@ -16,6 +16,7 @@ from modelfiles.vocabulary import special_texts_of, token_ids
 
 COLBERT_CLASS, METADATA = "HF_ColBERT", "artifact.metadata"
 SPARSE_HEAD, COLBERT_HEAD = "sparse_linear.pt", "colbert_linear.pt"
+GTE_CLASSES, GTE_HEAD = frozenset({"NewModel", "NewForTokenClassification"}), "classifier"
 UNWEIGHTED = ("cls_token", "eos_token", "pad_token", "unk_token")  # FlagEmbedding's
 MAX_VOCABULARY = 1 << 24  # token ids that float32 tells apart
 
@@ -36,10 +37,12 @@ class Late:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenHeads:
-    """Heads beside an encoder whose text has a vector of its own (bge-m3)."""
+    """Heads beside an encoder whose text has a vector of its own (bge-m3, gte-multilingual-base)."""
 
+    inputs: int  # the encoder's features
     size: int = 0  # features of a token's vector; 0: the encoder's own
     weighs: bool = False  # a weight of each token
+    stored: str = ""  # module of the checkpoint with that head; "": SPARSE_HEAD
     unweighted: frozenset[int] = frozenset()  # tokens that are no words
     ends: tuple[int, ...] = ()  # tokens before and behind each text
 
@@ -109,20 +112,31 @@ def _ids(known: Mapping[str, int], texts: Any) -> frozenset[int]:
     return frozenset(known[text] for text in texts if text in known)
 
 
+def has_gte_head(config: Mapping[str, Any]) -> bool:
+    """True for an encoder of GTE's whose checkpoint has a head of tokens' weights: both classes are named, with one label."""
+    return set(named_in(config)) >= GTE_CLASSES and len(config.get("id2label") or ()) == 1
+
+
 def read_token_heads(model: Path, config: Mapping[str, Any], hidden: int) -> TokenHeads | None:
-    """Heads as FlagEmbedding keeps them, in files of torch.save. Raises PoolingError, OSError."""
+    """Heads as FlagEmbedding keeps them, in files of torch.save, or as GTE does. Raises PoolingError, OSError."""
     shapes = {name: _shape(model / name, hidden) for name in (SPARSE_HEAD, COLBERT_HEAD) if (model / name).is_file()}
-    if not shapes:
+    is_gte = not shapes and has_gte_head(config)
+    if not shapes and not is_gte:
         return None
     if shapes.get(SPARSE_HEAD, 1) != 1:
         raise PoolingError(f"{model / SPARSE_HEAD}: a token has one weight, not {shapes[SPARSE_HEAD]}")
-    if SPARSE_HEAD in shapes and count_of(config, "vocab_size") > MAX_VOCABULARY:
-        raise PoolingError(f"{model / SPARSE_HEAD}: weights of more than {MAX_VOCABULARY} tokens are not computed")
+    weighs = is_gte or SPARSE_HEAD in shapes
+    if weighs and count_of(config, "vocab_size") > MAX_VOCABULARY:
+        raise PoolingError(
+            f"{model / (GTE_HEAD if is_gte else SPARSE_HEAD)}: weights of more than {MAX_VOCABULARY} tokens are not computed"
+        )
     known = token_ids(model)
     ends = [config.get(name) for name in ("bos_token_id", "eos_token_id")]
     return TokenHeads(
+        inputs=hidden,
         size=shapes.get(COLBERT_HEAD, 0),
-        weighs=SPARSE_HEAD in shapes,
+        weighs=weighs,
+        stored=GTE_HEAD if is_gte else "",
         unweighted=_ids(known, special_texts_of(model, *UNWEIGHTED)),
         ends=tuple(one for one in ends if isinstance(one, int)),
     )

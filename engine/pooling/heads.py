@@ -6,7 +6,7 @@ T tokens of all texts, E hidden size, B texts.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from engine.pooling.sending import sent
 from engine.pooling.spec import ClassifierSpec, EncoderSpec
 from engine.weights.loader import load_weights, most_elements
 from engine.weights.parameters import Parameter, Part, Weights, whole
-from modelfiles.late import COLBERT_HEAD, SPARSE_HEAD
+from modelfiles.late import COLBERT_HEAD, SPARSE_HEAD, TokenHeads
 from modelfiles.pooling import DenseLayer, Pooling
 from modelfiles.torchfile import read_torch_file
 
@@ -77,7 +77,7 @@ class VectorHead:
         self._dense = [(_LAYERS[each.activation], *_dense(each, folder, weights)) for each in pooling.dense]
         heads = pooling.heads
         self._tokens = _head(folder / COLBERT_HEAD, weights.device) if heads is not None and heads.size else None
-        self._weighs = _head(folder / SPARSE_HEAD, weights.device) if heads is not None and heads.weighs else None
+        self._weighs = _weighing(heads, folder, weights) if heads is not None and heads.weighs else None
 
     def vectors(self, x: torch.Tensor, spans: Spans) -> torch.Tensor:
         """Return [B, size] for tokens' [T, E]."""
@@ -117,6 +117,15 @@ def _dense(spec: DenseLayer, folder: Path, encoder: Weights) -> tuple[torch.Tens
     weight = weights.new(whole("linear.weight", spec.outputs, spec.inputs))
     bias = weights.new(whole("linear.bias", spec.outputs)) if spec.has_bias else None
     load_weights(weights, folder / spec.folder)
+    return weight, bias
+
+
+def _weighing(heads: TokenHeads, folder: Path, encoder: Weights) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weight [1, E] and bias [1] of the head of tokens' weights, in float32."""
+    if not heads.stored:
+        return _head(folder / SPARSE_HEAD, encoder.device)
+    wanted = whole(f"{heads.stored}.weight", 1, heads.inputs), whole(f"{heads.stored}.bias", 1)
+    weight, bias = (encoder.new(replace(one, format=torch.float32)) for one in wanted)
     return weight, bias
 
 

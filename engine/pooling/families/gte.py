@@ -16,6 +16,7 @@ from engine.pooling.spec import (
 from engine.spec.ends import NormSpec
 from engine.spec.model import UnsupportedModelError
 from engine.spec.scaling import LinearScaling, RopeSpec
+from modelfiles.late import has_gte_head
 from modelfiles.scoring import num_labels
 
 
@@ -49,6 +50,7 @@ def read_gte(fields: Fields, is_headed: bool) -> EncoderSpec:
         norms=("attn_ln", "mlp_ln"),
     )
     types = fields.count("type_vocab_size") if "type_vocab_size" in fields else 1
+    ignored = () if is_headed else ("pooler.",) if has_gte_head(fields) else ("pooler.", "classifier.")
     head = ClassifierSpec(dense="pooler.dense", output="classifier", num_labels=num_labels(fields))
     return EncoderSpec(
         hidden_size=fields.number("hidden_size"),
@@ -59,8 +61,7 @@ def read_gte(fields: Fields, is_headed: bool) -> EncoderSpec:
         norms=NormSpec(kind="layer", eps=fields.real("layer_norm_eps", 1e-12), has_bias=True),
         classifier=head if is_headed else None,
         dtype=dtype_of(fields),
-        # gte-multilingual-base keeps a head of tokens' weights beside its encoder.
-        stored=names_of("new.", *(() if is_headed else ("pooler.", "classifier."))),
+        stored=names_of("new.", *ignored),
     )
 
 

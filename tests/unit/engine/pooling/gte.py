@@ -161,6 +161,8 @@ def build_gte(folder: Path, *, labels: int = 0, prefix: str = "new.", **changes:
         fields |= {"architectures": ["NewForSequenceClassification"], "id2label": names}
     model = Gte(fields, labels=labels)
     randomise(model, 0)
+    if not labels:
+        model.classifier.bias.data += 2.0  # some words weigh something
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {prefix + name.removeprefix("new."): each for name, each in model.state_dict().items() if "new." in name}
     tensors |= {name: each for name, each in model.state_dict().items() if "new." not in name}

@@ -40,6 +40,25 @@ def test_tokens_vectors_are_those_of_the_reference(changes: dict[str, Any], tmp_
         torch.testing.assert_close(alone, found, **EXACT)
 
 
+def test_weights_of_words_are_those_of_the_reference(tmp_path: Path) -> None:
+    """Of each word the greatest; GTE's own code leaves out special tokens."""
+    theirs, texts = build_gte(tmp_path, architectures=["NewModel", "NewForTokenClassification"]), inputs()
+    engine = engine_of(tmp_path)
+    assert engine.pooling.heads is not None
+    each = engine.compute([PoolingInput(tokens=text, work="token_classify", is_raw=True) for text in texts])
+    found = engine.compute([PoolingInput(tokens=text, work="lexical") for text in texts])
+    for text, weights, words in zip(texts, each, found, strict=True):
+        with torch.no_grad():
+            wanted = theirs.classifier(theirs(text)).float()
+        torch.testing.assert_close(weights, wanted, **EXACT)
+        greatest = dict[float, float]()
+        for token, weight in zip(text, wanted[:, 0].tolist(), strict=True):
+            if weight > greatest.get(token, 0.0) and token not in engine.pooling.heads.unweighted:
+                greatest[float(token)] = weight
+        torch.testing.assert_close(words, torch.tensor(sorted(greatest.items())).view(-1, 2), **EXACT)
+    assert any(map(len, found))
+
+
 @pytest.mark.parametrize(("labels", "types"), [(1, 1), (1, 2), (3, 0)])
 def test_scores_are_those_of_the_reference(labels: int, types: int, tmp_path: Path) -> None:
     theirs, texts = build_gte(tmp_path, labels=labels, type_vocab_size=types), inputs(3)
