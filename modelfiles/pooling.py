@@ -28,7 +28,7 @@ from modelfiles.sentences import (
     modules_of,
     object_of,
 )
-from modelfiles.served import named_in, pooled_names
+from modelfiles.served import decoders, named_in, pooled_names
 
 __all__ = ["MODULES", "PoolingError", "is_pooled", "read_pooling"]
 
@@ -47,6 +47,8 @@ MODES = {
     "lasttoken": "pooling_mode_lasttoken",
 }
 SIDES = ("query", "document")
+# Memory for what texts begin with alike, by device, where a model shares it.
+PREFIX_BYTES = {"cpu": 256 << 20, "cuda": 1 << 30}
 ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")
 
 
@@ -139,6 +141,16 @@ def is_pooled(model: Path) -> bool:
         return False
     is_named = _is_named(model, (model / CONFIG).stat().st_mtime_ns)
     return is_named is not None and (is_named or (model / MODULES).is_file())
+
+
+def shares_prefixes(model: Path) -> bool:
+    """True for a pooled model whose tokens see none behind them, so that beginnings of texts are computed once."""
+    config = object_of(model, CONFIG)
+    named = named_in(config)
+    if any(name.startswith("Gemma3Text") for name in named):
+        return not config.get("use_bidirectional_attention")
+    is_decoder = any(name.startswith(family) for name in named for family in decoders())
+    return is_decoder and config.get("is_causal") is not False
 
 
 def read_pooling(model: Path) -> Pooling:

@@ -42,6 +42,11 @@ def pooled_names(*, beside_modules: bool = False) -> frozenset[str]:
     return frozenset(found)
 
 
+def decoders() -> frozenset[str]:
+    """Families of decoders that make vectors or scores, too."""
+    return names()["decoders"]
+
+
 def named_in(fields: Mapping[str, Any]) -> list[str]:
     """The classes named in a config.json; none if it names none. Raises ValueError."""
     named = fields.get("architectures") or []

@@ -25,10 +25,7 @@ from engine.resolving import resolve_dtype, resolve_max_model_len
 from engine.spec.model import UnsupportedModelError
 from engine.weights.loader import load_weights, most_elements
 from engine.weights.parameters import Weights
-from modelfiles.pooling import CLASSIFY_TOKENS, EMBED, LEXICAL, MAXSIM, TOKENS, Pooling, read_pooling
-
-# Memory for prefixes, by device.
-PREFIX_BYTES = {"cpu": 256 << 20, "cuda": 1 << 30}
+from modelfiles.pooling import CLASSIFY_TOKENS, EMBED, LEXICAL, MAXSIM, PREFIX_BYTES, TOKENS, Pooling, read_pooling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kvtransfer.transports import frees_pools
 from modelfiles.files import is_model
-from modelfiles.pooling import is_pooled
+from modelfiles.pooling import PREFIX_BYTES, is_pooled, shares_prefixes
 from services.runtime.checks.memory import bytes_in_memory, has_bfloat16
 from services.runtime.checks.weights import weights_of
 from services.worker.host_share import HostMB
@@ -24,7 +24,10 @@ def bytes_of(worker: WorkerOptions, folder: Path) -> int:
         quantization=worker.quantization,
         has_bfloat16=has_bfloat16(),
     )
-    return weights + (0 if is_pooled(folder) else worker.kv_memory_mb << 20)
+    kept = worker.kv_memory_mb << 20
+    if is_pooled(folder):
+        kept = kept or PREFIX_BYTES["cpu"] if shares_prefixes(folder) else 0
+    return weights + kept
 
 
 def can_sleep(worker: WorkerOptions, *, processes: int) -> bool:
