@@ -15,9 +15,11 @@ import torch
 from benchmarks.engine.workload import Prompts, Workload, driven
 from decode.micro_batches import LEAST_ROWS
 from engine.batch.layout import Packed
+from engine.cache.pages import plan_layout
 from engine.config import CacheConfig, DraftConfig, EngineConfig
 from engine.engine import Engine
 from engine.families import read_model_spec
+from engine.lockstep import decode_config, planned
 from engine.parallel.group import RankLostError
 from engine.parallel.ranks import Ranks
 from engine.sequence import Sequence
@@ -325,3 +327,29 @@ def test_what_stages_do_not_have_is_refused(
 def test_more_stages_than_layers_are_refused(config: EngineConfig) -> None:
     with pytest.raises(UnsupportedModelError, match=f"{FLAG} 4: a stage of 0 of 3 layers keeps no keys and values"):
         for_stage(read_model_spec(config.model), 0, 4)
+
+
+@pytest.mark.parametrize("sized", [{}, {"num_blocks": 30}, {"kv_memory_bytes": 1 << 20}])
+def test_pools_have_the_blocks_of_the_stage_with_the_least_room(config: EngineConfig, sized: dict[str, int]) -> None:
+    """Where their sizes are those of what is free; else the leader's number is told."""
+    said, asked_for = list[EngineConfig](), list[int]()
+
+    class Followed:
+        def send(self, *frames: bytes) -> None:
+            said.extend(map(decode_config, frames))
+
+        def wait(self) -> None: ...
+
+        def problem(self) -> str:
+            return ""
+
+    def fewest(num_blocks: int) -> int:
+        asked_for.append(num_blocks)
+        return 12
+
+    wanted = replace(config, cache=CacheConfig(**ALIKE, **sized))  # type: ignore[arg-type]
+    spec, ranks = read_model_spec(config.model), Ranks(followers=Followed(), fewest=fewest)
+    layout = planned(ranks, wanted, lambda its: plan_layout(spec, its, "float32"))
+    assert [told.cache.num_blocks for told in said] == [layout.num_blocks if sized else None]
+    assert bool(asked_for) == (not sized)
+    assert sized or (layout.num_blocks == 12 < asked_for[0])

@@ -19,12 +19,14 @@ from engine.parallel.ranks import Ranks
 from engine.parallel.shared_memory import SharedMemoryGroup
 from kvtransfer.shm import ShmTransport
 from services.host.needs import can_sleep
+from services.host.plan import HostedWorker
 from services.host.written import read_written
 from services.pool.process import main as pooling
 from services.rank.devices import fewest, held_back
 from services.rank.gpu import see_one_gpu
 from services.runtime.loading import load_settings
 from services.up.checks import before_the_model, examine
+from services.up.members import Deals
 from services.up.settings import ByRole, UpSettings
 from services.worker.process import build_engine, build_lender, main, see_only
 from services.worker.ranks import check_ranks
@@ -274,6 +276,24 @@ def test_a_pool_leaves_what_the_fullest_card_lacks(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (free[device], 80 << 30))
     with ThreadPoolExecutor(3) as ranks:
         assert [*ranks.map(held_back, groups, free)] == [3 << 30, 0, 13 << 30]
+
+
+@pytest.mark.parametrize(
+    ("devices", "dealt", "taken"),
+    [
+        ("cuda", ["cuda:0", "cuda:2", "cuda:4"], [0, 1, 2, 3, 4]),
+        ("cuda:3,cuda:0,cuda:5", ["cuda:3", "cuda:0", "cuda:5"], [3, 4, 0, 1, 5]),
+    ],
+)
+def test_up_deals_out_a_gpu_for_each_stage(devices: str, dealt: list[str], taken: list[int]) -> None:
+    words = ["--device", devices, "-pp", "prefill=2", "--prefill", "2", "--decode", "1", "--model", "m"]
+    settings = load_settings(UpSettings, command="up", arguments=words, environment={}).shared_out()
+    deals = Deals(settings)
+    found = [deals.next() for _ in settings.processes]
+    assert [each["BATON_DEVICE"] for each in found] == dealt
+    assert [each["BATON_PIPELINE_PARALLEL_SIZE"] for each in found] == ["2", "2", "1"]
+    hosted = [HostedWorker(name="w", id="w", service="worker", variables=each, log_file="/none") for each in found]
+    assert [card for each in hosted for card in sorted(each.cards)] == [f"cuda:{index}" for index in taken]
 
 
 def test_a_pool_has_the_blocks_of_the_stage_with_the_least_room() -> None:
