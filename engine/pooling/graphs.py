@@ -10,7 +10,7 @@ import torch
 
 from engine.pooling.encoder import Encoder
 from engine.pooling.spec import EncoderSpec
-from engine.pooling.texts import PLACES, SIGHTS, Texts, num_rows
+from engine.pooling.texts import PLACES, SIGHTS, Numbers, Texts, num_rows
 from engine.step.graphs import Captures
 
 log = logging.getLogger("baton.engine")
@@ -37,25 +37,30 @@ def sizes_of(spec: EncoderSpec) -> tuple[int, ...]:
     return tuple(size for size in SIZES if size <= SHORT or size * work <= MOST_WORK)
 
 
+def _power(number: int) -> int:
+    """The first power of two that isn't less."""
+    return 1 << (number - 1).bit_length()
+
+
 @dataclass(frozen=True, slots=True)
 class _Input:
     """Numbers that a captured pass reads, from wherever their last dimension ends on as without any text."""
 
     host: torch.Tensor  # [..., size] int32
-    empty: torch.Tensor
+    empty: Numbers
     there: torch.Tensor
 
     @classmethod
     def of(cls, empty: torch.Tensor, device: torch.device) -> _Input:
         host = empty.clone().pin_memory() if device.type == "cuda" else empty.clone()
-        return cls(host, empty, host.to(device, copy=True))
+        return cls(host, empty.numpy(), host.to(device, copy=True))
 
     def fill(self, numbers: torch.Tensor | None) -> None:
         """`numbers` [..., at most size] of the host; None: no text has any."""
-        count = 0 if numbers is None else numbers.shape[-1]
+        host, count = self.host.numpy(), 0 if numbers is None else numbers.shape[-1]
         if numbers is not None:
-            self.host[..., :count] = numbers
-        self.host[..., count:] = self.empty[..., count:]
+            host[..., :count] = numbers.numpy()  # torch would wake threads, which takes a millisecond
+        host[..., count:] = self.empty[..., count:]
         self.there.copy_(self.host, non_blocking=True)
 
 
@@ -121,12 +126,11 @@ class Passes:
         count, sharing = texts.numbers.shape[1], texts.sharing
         if sharing is None or sharing.is_idle:
             return _Key(next(size for size in self._sizes if size >= count), 0, adapter)
-        # Powers of two: both numbers vary, and each pair is another pass.
-        computed, whole = (
-            min(max(1 << (number - 1).bit_length(), self._sizes[0]), self._sizes[-1])
-            for number in (count, sum(texts.lengths))
-        )
-        return _Key(computed, whole, adapter)
+        # In larger steps: both numbers vary, and each pair is another pass. Keys of whole texts are only copied.
+        least, most = self._sizes[0], self._sizes[-1]
+        step = max(_power(count) // 8, least)
+        whole = max(_power(sum(texts.lengths)), least)
+        return _Key(min(-(-count // step) * step, most), min(whole, most), adapter)
 
     def _known_of(self, key: _Key, texts: Texts) -> _Captured | None:
         """None: it comes for the first time, or there is no more room."""

@@ -106,7 +106,7 @@ class Texts:
         rows = np.cumsum(counts, dtype=np.int32) - counts
         numbers = np.empty((num_rows(sights), int(counts.sum())), dtype=np.int32)
         np.concatenate(
-            [np.frombuffer(array("i", one), dtype=np.int32)[begin:] for one, begin in zip(inputs, begins, strict=True)],
+            [np.frombuffer(array("I", one), dtype=np.int32)[begin:] for one, begin in zip(inputs, begins, strict=True)],
             out=numbers[TOKENS],
         )
         places = np.arange(numbers.shape[1], dtype=np.int32)

@@ -41,18 +41,17 @@ def sight(lengths: Lengths, *, reach: int, is_causal: bool) -> tuple[torch.Tenso
 def attended(
     heads: Sequence[torch.Tensor], seen: torch.Tensor, scale: float, distances: Distances | None
 ) -> torch.Tensor:
-    """Query by query."""
+    """All scores at once."""
     queries, keys, values = (one.double() for one in heads)
-    group, rows = queries.shape[1] // keys.shape[1], list[torch.Tensor]()
-    for at, (first, end) in enumerate(seen.T.tolist()):
-        its_keys, its_values = (one[first:end].repeat_interleave(group, dim=1) for one in (keys, values))
-        scores = torch.einsum("hd,shd->hs", queries[at], its_keys) * scale
-        if distances is not None:
-            most = distances.biases.shape[1] // 2
-            behind = torch.arange(first, end, device=keys.device) - distances.places[at]
-            scores = scores + distances.biases[:, behind.clamp(-most, most) + most].double()
-        rows.append(torch.einsum("hs,shd->hd", scores.softmax(dim=-1), its_values))
-    return torch.stack(rows)
+    keys, values = (one.repeat_interleave(queries.shape[1] // keys.shape[1], dim=1) for one in (keys, values))
+    scores, at = torch.einsum("qhd,shd->hqs", queries, keys) * scale, torch.arange(len(keys), device=keys.device)
+    if distances is not None:
+        most = distances.biases.shape[1] // 2
+        behind = at - distances.places[:, None]
+        scores += distances.biases[:, behind.clamp(-most, most) + most].double()
+    is_seen = (at >= seen[0, :, None]) & (at < seen[1, :, None])
+    weights = scores.masked_fill(~is_seen, float("-inf")).softmax(dim=-1)
+    return torch.einsum("hqs,shd->qhd", weights, values)
 
 
 def check_attention(
