@@ -30,7 +30,7 @@ from engine.pooling.spec import (
     FeedForwardSpec,
     TokensSpec,
 )
-from engine.pooling.texts import TYPES, Sight, Texts
+from engine.pooling.texts import Sight, Texts
 from engine.spec.scaling import RopeSpec
 from engine.weights.parameters import Shard, Weights, whole
 
@@ -151,7 +151,7 @@ class _Tokens:
         if self._positions is not None:
             found.append((self._positions[self._first :], texts.positions))
         if self._types is not None:
-            found.append((self._types, texts.numbers[TYPES]))
+            found.append((self._types, texts.type_numbers))
         return found
 
     def _of_words(self, tokens: torch.Tensor) -> torch.Tensor:

@@ -86,11 +86,11 @@ class _Captured:
     graph: torch.cuda.CUDAGraph | None = None
 
     def fill(self, texts: Texts) -> None:
-        self.numbers.fill(texts.numbers)
+        self.numbers.fill(texts.numbers[:, : texts.count])
         if self.sources is None or self.kept is None or texts.sharing is None:
             return
         sources = texts.sharing.sources
-        self.sources.fill(texts.numbers[PLACES] if sources is None else sources)
+        self.sources.fill(texts.places if sources is None else sources)
         self.kept.fill(texts.sharing.kept)
 
 
@@ -123,7 +123,7 @@ class Passes:
         """The smallest pass that holds these texts; None: there is none."""
         if not self._sizes or sum(texts.lengths) > self._sizes[-1]:
             return None
-        count, sharing = texts.numbers.shape[1], texts.sharing
+        count, sharing = texts.count, texts.sharing
         if sharing is None or sharing.is_idle:
             return _Key(next(size for size in self._sizes if size >= count), 0, adapter)
         # In larger steps: both numbers vary, and each pair is another pass. Keys of whole texts are only copied.
@@ -179,5 +179,13 @@ class Passes:
             kept = _Input.of(torch.full((key.computed,), -1, dtype=torch.int32), self._device)
             sharing = replace(texts.sharing, begins=(), sources=sources.there, kept=kept.there, own=None)
         has_types = self._encoder.spec.tokens.num_types > 1
-        static = replace(texts, numbers=numbers.there, lengths=(), has_types=has_types, sharing=sharing, seen=None)
+        static = replace(
+            texts,
+            numbers=numbers.there,
+            count=key.computed,
+            lengths=(),
+            has_types=has_types,
+            sharing=sharing,
+            seen=None,
+        )
         return _Captured(static, numbers, sources, kept, found)

@@ -35,9 +35,10 @@ def num_rows(sights: Sequence[Sight]) -> int:
 class Texts:
     """The inputs of a pass: those of one length stand side by side, so that attention may take them at once."""
 
-    # [rows, T] int32: tokens; positions, from 0 in each text; places, from 0 on; types, 0 or 1; and of each sight the first
-    # key in S that a token sees, and the one behind its last.
+    # [rows, T and up to 3 more] int32: tokens; positions, from 0 in each text; places, from 0 on; types, 0 or 1; and of each
+    # sight the first key in S that a token sees, and the one behind its last.
     numbers: torch.Tensor
+    count: int  # T
     lengths: tuple[int, ...]  # (): not known, in a captured pass
     has_types: bool = False
     seen: tuple[int, ...] | None = None  # first tokens of each text that its others see; None: all
@@ -55,25 +56,29 @@ class Texts:
 
     @property
     def tokens(self) -> torch.Tensor:
-        return self.numbers[TOKENS]
+        return self.numbers[TOKENS, : self.count]
 
     @property
     def positions(self) -> torch.Tensor:
-        return self.numbers[POSITIONS]
+        return self.numbers[POSITIONS, : self.count]
 
     @property
     def places(self) -> torch.Tensor:
-        return self.numbers[PLACES]
+        return self.numbers[PLACES, : self.count]
+
+    @property
+    def type_numbers(self) -> torch.Tensor:
+        return self.numbers[TYPES, : self.count]
 
     @property
     def types(self) -> torch.Tensor | None:
         """None: all 0."""
-        return self.numbers[TYPES] if self.has_types else None
+        return self.type_numbers if self.has_types else None
 
     def seen_by(self, sight: Sight) -> torch.Tensor:
         """Return [2, T], see `numbers`."""
         at = SIGHTS + 2 * self.sights.index(sight)
-        return self.numbers[at : at + 2]
+        return self.numbers[at : at + 2, : self.count]
 
     def are_alike(self, reach: int) -> bool:
         """True if all are computed whole, are equally long, and each token is within reach of all of its text."""
@@ -104,12 +109,15 @@ class Texts:
         ends = np.cumsum(lengths, dtype=np.int32)
         keys = ends - lengths  # a text's first token in S
         rows = np.cumsum(counts, dtype=np.int32) - counts
-        numbers = np.empty((num_rows(sights), int(counts.sum())), dtype=np.int32)
+        # Kernels expect numbers at multiples of 16 bytes.
+        count = int(counts.sum())
+        padded = np.empty((num_rows(sights), -(-count // 4) * 4), dtype=np.int32)
+        numbers = padded[:, :count]
         np.concatenate(
             [np.frombuffer(array("I", one), dtype=np.int32)[begin:] for one, begin in zip(inputs, begins, strict=True)],
             out=numbers[TOKENS],
         )
-        places = np.arange(numbers.shape[1], dtype=np.int32)
+        places = np.arange(count, dtype=np.int32)
         numbers[PLACES] = places
         positions = np.subtract(places, np.repeat(rows - begins, counts), out=numbers[POSITIONS])
         numbers[TYPES] = positions >= np.repeat(np.where(seconds, seconds, lengths), counts) if any(seconds) else 0
@@ -119,7 +127,8 @@ class Texts:
             for at, sight in enumerate(sights):
                 numbers[SIGHTS + 2 * at : SIGHTS + 2 * at + 2] = _seen(sight, first, last, first + positions)
         return cls(
-            torch.from_numpy(numbers),
+            torch.from_numpy(padded),
+            count,
             tuple(lengths.tolist()),
             any(seconds),
             None if seen is None else tuple(seen),
