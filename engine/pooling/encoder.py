@@ -21,12 +21,14 @@ from engine.model.layers.building import declare_norm
 from engine.model.layers.norm import LayerNorm, Norm, RmsNorm
 from engine.model.rope import cos_sin_table
 from engine.pooling.adapters import Adapters
+from engine.pooling.experts import Experts
 from engine.pooling.masks import DistanceBias, Masks
 from engine.pooling.products import Adapted, Product
 from engine.pooling.spec import (
     EncoderAttentionSpec,
     EncoderLayerSpec,
     EncoderSpec,
+    ExpertsSpec,
     FeedForwardSpec,
     TokensSpec,
 )
@@ -309,13 +311,21 @@ class _FeedForward:
         return self._output.onto(residual, self._inputs(x, self._made))
 
 
+def _experts_or_not(spec: FeedForwardSpec | ExpertsSpec, under: str, model: Encoder) -> _FeedForward | Experts:
+    if isinstance(spec, FeedForwardSpec):
+        return _FeedForward(spec, under, model)
+    hidden = model.spec.hidden_size
+    router = model.linear(under, (spec.router,), hidden, (spec.count,), bias=False)
+    return Experts(spec, under, hidden, router, model.weights)
+
+
 class _Layer:
     """Attention and an MLP on the residual."""
 
     def __init__(self, spec: EncoderLayerSpec, number: int, model: Encoder) -> None:
         under, self._is_prenorm = model.spec.under.format(number), spec.is_prenorm
         self._attention = _Attention(spec.attention, number, model)
-        self._mlp = _FeedForward(spec.mlp, under, model)
+        self._mlp: _FeedForward | Experts = _experts_or_not(spec.mlp, under, model)
         self._norms = [model.norm(under + name if name else "") for name in spec.norms]
         self._after = [model.norm(under + name if name else "") for name in spec.after]
 

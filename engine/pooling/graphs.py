@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from engine.pooling.encoder import Encoder
-from engine.pooling.spec import EncoderSpec
+from engine.pooling.spec import EncoderSpec, ExpertsSpec
 from engine.pooling.texts import PLACES, SIGHTS, Numbers, Texts, num_rows
 from engine.step.graphs import Captures
 
@@ -30,8 +30,10 @@ MOST_GRAPHS = 64  # each takes a few MB of a GPU's memory
 
 
 def sizes_of(spec: EncoderSpec) -> tuple[int, ...]:
-    """Sizes of the passes of a model that wait for the host's launches, ascending."""
+    """Sizes of the passes of a model that wait for the host's launches, ascending; (): experts make the host wait."""
     attention, mlp = spec.layers[0].attention, spec.layers[0].mlp
+    if isinstance(mlp, ExpertsSpec) or any(isinstance(layer.mlp, ExpertsSpec) for layer in spec.layers):
+        return ()
     widths = 2 * attention.width + 2 * attention.kv_width + (2 + mlp.is_gated) * mlp.intermediate_size
     work = spec.hidden_size * widths
     return tuple(size for size in SIZES if size <= SHORT or size * work <= MOST_WORK)

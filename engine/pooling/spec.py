@@ -69,11 +69,25 @@ class FeedForwardSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsSpec:
+    """MLPs of which a router chooses some for each token, with their shares in a softmax over all."""
+
+    router: str  # product [experts, E]
+    up: str  # [experts * I, E], one expert behind the other
+    down: str  # the same, transposed
+    bias: str  # [E], added once
+    count: int
+    chosen: int
+    intermediate_size: int
+    activation: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderLayerSpec:
-    """One layer: attention, then an MLP, with a norm before each or behind each."""
+    """One layer: attention, then an MLP or experts, with a norm before each or behind each."""
 
     attention: EncoderAttentionSpec
-    mlp: FeedForwardSpec
+    mlp: FeedForwardSpec | ExpertsSpec
     norms: tuple[str, str]  # attention's, the MLP's; "": none
     after: tuple[str, str] = ("", "")  # norms of both results, before they are added
     is_prenorm: bool = False

@@ -13,7 +13,14 @@ from engine.pooling.families.reading import (
     swiglu,
     tokens_of,
 )
-from engine.pooling.spec import ClassifierSpec, EncoderLayerSpec, EncoderSpec, FeedForwardSpec, TokensSpec
+from engine.pooling.spec import (
+    ClassifierSpec,
+    EncoderLayerSpec,
+    EncoderSpec,
+    ExpertsSpec,
+    FeedForwardSpec,
+    TokensSpec,
+)
 from engine.spec.ends import NormSpec
 from engine.spec.model import UnsupportedModelError
 from modelfiles.scoring import num_labels
@@ -79,28 +86,34 @@ _OF_MODERN_BERT = (
 
 
 def read_nomic_bert(fields: Fields, is_headed: bool) -> EncoderSpec:
-    """NomicBert: BERT without learnt positions, with rotated heads and a gated MLP; by the names of either configuration."""
+    """NomicBert: BERT without learnt positions, with rotated heads; by the names of either configuration.
+
+    The MLP is gated, or a plain one that experts replace in every so many layers, from the second on.
+    """
     if is_headed:
         raise UnsupportedModelError("config.json: NomicBertForSequenceClassification is not computed")
     fields = renamed(fields, _OF_NOMIC)
-    fields.only("activation_function", "swiglu")
+    fields.only("activation_function", "swiglu", "gelu")
     fields.only("rotary_emb_fraction", 1.0)
     fields.only("scale_attn_weights", True)
     for name in _OFF_IN_NOMIC:
         fields.only(name, False, 0)
     fields.ignore(*_HARMLESS_OF_NOMIC)
     rope = rope_of(fields, "", fields.real("rotary_emb_base", 10_000.0))
-    layer = EncoderLayerSpec(
-        attention=packed_attention(fields, "attn.out_proj", rope=rope),
-        mlp=swiglu(fields, "mlp.fc12", "mlp.fc11", "mlp.fc2"),
-        norms=("norm1", "norm2"),
-    )
+    attention = packed_attention(fields, "attn.out_proj", rope=rope, has_bias=fields.flag("qkv_proj_bias"))
+    mixed, plain = _experts_of_nomic(fields), _mlp_of_nomic(fields)
+    every = fields.number("moe_every_n_layers") if mixed is not None else 0
+
+    def layer(at: int) -> EncoderLayerSpec:
+        mlp = mixed if mixed is not None and at % every == 1 % every else plain
+        return EncoderLayerSpec(attention=attention, mlp=mlp, norms=("norm1", "norm2"))
+
     types = fields.count("type_vocab_size")
     found = EncoderSpec(
         hidden_size=fields.number("hidden_size"),
         max_position_embeddings=fields.number("max_position_embeddings"),
         tokens=tokens_of(fields, norm="emb_ln", num_types=types),
-        layers=(layer,) * fields.number("num_hidden_layers"),
+        layers=tuple(map(layer, range(fields.number("num_hidden_layers")))),
         under="encoder.layers.{}.",
         norms=NormSpec(kind="layer", eps=fields.real("layer_norm_eps", 1e-12), has_bias=True),
         dtype=dtype_of(fields),
@@ -108,6 +121,50 @@ def read_nomic_bert(fields: Fields, is_headed: bool) -> EncoderSpec:
     )
     fields.check_all_known(remedy="")
     return found
+
+
+def _mlp_of_nomic(fields: Fields) -> FeedForwardSpec:
+    if fields.get("activation_function") != "gelu":
+        for name in ("mlp_fc1_bias", "mlp_fc2_bias"):
+            fields.only(name, False)
+        return swiglu(fields, "mlp.fc12", "mlp.fc11", "mlp.fc2")
+    return FeedForwardSpec(
+        inputs=("mlp.fc1",),
+        output="mlp.fc2",
+        intermediate_size=fields.number("intermediate_size"),
+        activation="gelu",
+        has_bias=fields.flag("mlp_fc1_bias"),
+        has_output_bias=fields.flag("mlp_fc2_bias"),
+    )
+
+
+def _experts_of_nomic(fields: Fields) -> ExpertsSpec | None:
+    count = fields.count("num_experts")
+    fields.ignore("moe_impl", "moe_resid_pdrop", "router_aux_loss_coef")
+    if not count:
+        fields.ignore("moe_every_n_layers", "moe_top_k")
+        return None
+    fields.only("activation_function", "gelu")
+    for name, off in (
+        ("moe_normalize_expert_weights", False),
+        ("expert_choice_router", False),
+        ("num_shared_experts", 0),
+    ):
+        fields.only(name, off)
+    fields.only("ffn_div", 1)
+    chosen = fields.number("moe_top_k")
+    if chosen > count:
+        raise UnsupportedModelError(f"config.json: moe_top_k = {chosen} of num_experts = {count} can't be chosen")
+    return ExpertsSpec(
+        router="mlp.router.layer",
+        up="mlp.experts.mlp.w1",
+        down="mlp.experts.mlp.w2",
+        bias="mlp.experts.bias",
+        count=count,
+        chosen=chosen,
+        intermediate_size=fields.number("intermediate_size"),
+        activation="gelu",
+    )
 
 
 _OF_NOMIC = {
@@ -119,7 +176,7 @@ _OF_NOMIC = {
     "layer_norm_epsilon": "layer_norm_eps",
 }
 _OFF_IN_NOMIC = (
-    "prenorm", "qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias", "num_experts", "use_rms_norm", "parallel_block", "causal",
+    "prenorm", "use_rms_norm", "parallel_block", "causal",
     "rotary_emb_interleaved", "rotary_emb_scale_base", "rotary_scaling_factor", "scale_attn_by_inverse_layer_idx",
 )  # fmt: skip
 _HARMLESS_OF_NOMIC = (
