@@ -14,6 +14,7 @@ from engine.pooling.engine import PoolingConfig, PoolingEngine, PoolingInput
 from engine.pooling.families import read_encoder_spec
 from tests.jina_models import TASKS, build_jina
 from tests.pooling_models import FAMILIES, build_pooling_model
+from tests.unit.engine.pooling.nomic import build_nomic
 
 pytestmark = [
     pytest.mark.gpu,
@@ -62,6 +63,12 @@ def test_vectors_are_those_of_the_cpu(family: str, tmp_path: Path) -> None:
                 vectors(model, "cuda", dtype)
         else:
             assert float(cosine_similarity(vectors(model, "cuda", dtype), wanted).min()) > least
+
+
+def test_experts_are_those_of_the_cpu(tmp_path: Path) -> None:
+    """In float32: in 16 bits a router takes another one of two that are about as good."""
+    build_nomic(tmp_path)
+    assert float((vectors(tmp_path, "cuda", "float32") - vectors(tmp_path, "cpu", "float32")).abs().max()) < 1e-5
 
 
 @pytest.mark.parametrize("family", FAMILIES)
