@@ -14,6 +14,7 @@ import torch
 from common.messages import KVLayout
 from engine.batch.layout import GraphSize, Packed
 from engine.cache.codes import with_codes
+from engine.cache.memory import EmptiedPool
 from engine.cache.pages import (
     allocate_zeros,
     entry_views,
@@ -60,7 +61,7 @@ from engine.step.staging import NewestTokens
 from engine.step.warm import time_launch, time_prompts, warm_up
 from engine.weights.loader import load_weights, most_elements
 from engine.weights.parameters import Weights
-from engine.weights.sleeping import Asleep
+from engine.weights.sleeping import Asleep, MovedOut
 
 __all__ = ["Chunk", "Engine", "InvalidChunkError", "Pass", "Sampled"]
 
@@ -168,9 +169,7 @@ class Engine:
                 self._head.load()
         self._decoder.weights.settle()
         self._runner = self._new_runner(self._decoder)
-        self._ranks.group.meet()
         self.draft_ms = self._capture(sizes)
-        self._ranks.group.meet()  # a rank that compiles or captures longer isn't lost
         self.warm_up()
         depth = self._ranks.stage.count  # stages take about as long as one another
         self.pass_ms = {(size.decoding, size.prompts): depth * ms for size, ms in self._runner.measure().items()}
@@ -180,22 +179,23 @@ class Engine:
         self._forget_newest()
 
     def _graph_sizes(self) -> list[GraphSize]:
-        longest = min(self.config.max_batch_tokens, self.max_model_len)
-        return graph_sizes(self.config.max_sequences, longest)
+        return graph_sizes(self.config.max_sequences, min(self.config.max_batch_tokens, self.max_model_len))
 
     def _capture(self, sizes: SequenceOf[GraphSize]) -> dict[int, float]:
         """Capture passes and drafts; return the drafts' milliseconds."""
-        self._runner.capture(sizes)
-        return {} if self._drafting is None else self._drafting.capture(self._runner, sizes)
+        with self._lockstep.meeting():
+            self._runner.capture(sizes)
+            return {} if self._drafting is None else self._drafting.capture(self._runner, sizes)
 
     @torch.inference_mode()
-    def sleep(self) -> Asleep:
-        """Free the device's memory; weights lie in host memory until `wake`. No pass runs, no other process has the pool.
-
-        For one rank. Raises MemoryError: it is awake then, with its graphs.
-        """
-        self._forget_newest()
-        return Asleep.fallen((self._decoder, self._head), self.kv, before=self._forget_graphs)
+    def sleep(self, *, moves: bool = True) -> Asleep:
+        """Free memory of all ranks, see `engine.lockstep.Sleeping`. Raises MemoryError, RankLostError."""
+        with self._lockstep.falling_asleep(moves) as together:
+            self._forget_newest()
+            if not moves:
+                return EmptiedPool.fallen(self.kv, together)
+            roots, stays = (self._decoder, self._head), (self._ranks.group, self._ranks.stage)
+            return MovedOut.fallen(roots, self.kv, before=self._forget_graphs, stays=stays, together=together)
 
     def _forget_graphs(self) -> None:
         self._runner.forget_graphs()
@@ -204,11 +204,12 @@ class Engine:
 
     @torch.inference_mode()
     def wake(self, asleep: Asleep) -> None:
-        """Undo `sleep`: the pool has zeros, and graphs are captured again. Raises MemoryError: it sleeps on then."""
-        asleep.wake()
-        if self.kv.is_cuda:
-            self._capture(self._graph_sizes())
-            self._forget_newest()
+        """Undo `sleep`. Raises MemoryError, RankLostError."""
+        with self._lockstep.waking() as together:
+            asleep.wake(together)
+            if self.kv.is_cuda:
+                self._capture(self._graph_sizes())
+                self._forget_newest()
 
     def _new_drafting(self, reads: DraftSpec | None) -> DraftChain | None:
         if reads is None or self._head is None or self.config.draft is None:
@@ -269,10 +270,9 @@ class Engine:
 
     def _forms(self, heads: HeadShape) -> Forms | None:
         """Return the MLA forms of the layers with heads of this shape."""
-        dtype, device = self._decoder.weights.dtype, self.kv.device
         mixers = (mixer for mixer in self._decoder.spec.attentions if mixer.heads == heads)
-        found = (mixer.shape(dtype.itemsize) for mixer in mixers if isinstance(mixer, MLASpec))
-        return next((forms_on(device, shape) for shape in found), None)
+        found = (mixer.shape(self._decoder.weights.dtype.itemsize) for mixer in mixers if isinstance(mixer, MLASpec))
+        return next((forms_on(self.kv.device, shape) for shape in found), None)
 
     def warm_up(self) -> None:
         """Run passes of every kind while the pool is empty, so that no request waits for a compilation."""
@@ -329,7 +329,7 @@ class Engine:
 
     def follow(self, frame: bytes) -> None:
         """Do what a leader's message says, see `engine.lockstep`."""
-        self._lockstep.follow(frame, self._runner, self._sampler, self._drafting)
+        self._lockstep.follow(frame, self._runner, self._sampler, self._drafting, self)
 
     @property
     def lost(self) -> str:

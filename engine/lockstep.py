@@ -5,6 +5,9 @@ samples from the same logits by the same words, so no token is sent, and the nex
 A drafter behind it is told in two more, what it reads and which sequences it guesses for: every rank has its share of it.
 
 A pass through stages is one message: only the first stage needs tokens, so it samples alone, from the last one's logits.
+
+Sleep and its end are a message each, behind the passes. All ranks give their memory up, or none: each says in turn whether it
+could, and the others learn it before they go on.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from enum import IntEnum
 from typing import Any, Protocol
 
@@ -28,11 +31,14 @@ from engine.config import EngineConfig
 from engine.kernels.collectives import Peers
 from engine.parallel.group import RankLostError
 from engine.parallel.ranks import Ranks
+from engine.parallel.together import LackingError, Together, together
 from engine.sampling.device import DeviceSampler, Draw, PackedSampling
 from engine.sampling.scores import on
 from engine.step.runner import Runner
+from engine.weights.sleeping import Asleep
 
 _HEAD = struct.Struct("<BQ")  # the message's kind, the pass's number
+_MOVES = b"\1"
 
 
 class _Kind(IntEnum):
@@ -40,6 +46,8 @@ class _Kind(IntEnum):
     SAMPLING = 2
     READING = 3  # a drafter's, behind the pass
     GUESSING = 4
+    SLEEPING = 5  # `_MOVES` if weights move
+    WAKING = 6
 
 
 class _Sampling(msgspec.Struct, frozen=True, array_like=True):
@@ -63,6 +71,21 @@ class Drafting(Protocol):
     def repeat(self, runner: Runner, guessing: bytes, read: Any) -> None: ...
 
 
+class Sleeping(Protocol):
+    """An engine that sleeps, with its other ranks. No pass runs, and no other worker has their pools."""
+
+    def sleep(self, *, moves: bool) -> Asleep:
+        """Free the pools, whose content is lost, until `wake`; `moves`: and the device's memory, its weights are the host's then.
+
+        Raises MemoryError: it is awake then, with its graphs. Raises RankLostError.
+        """
+        ...
+
+    def wake(self, asleep: Asleep) -> None:
+        """Undo it: pools have zeros, graphs are captured again. Raises MemoryError: it sleeps on then. Raises RankLostError."""
+        ...
+
+
 class Lockstep:
     """A rank's passes, counted. A message about another pass than the next one is refused: RankLostError."""
 
@@ -78,6 +101,8 @@ class Lockstep:
         # A drafter's inputs of a follower's last pass until they are read, and then what it guesses from.
         self._unread: tuple[ForwardBatch, GraphSize | None] | None = None
         self._read: Any = None
+        self._asleep: Asleep | None = None  # a follower's
+        self._failed = ""  # a step that this rank could not take with the others
 
     @property
     def leads(self) -> bool:
@@ -96,7 +121,7 @@ class Lockstep:
             self._ranks.group.check()
         except RankLostError as error:
             return str(error)
-        return self._ranks.followers.problem()
+        return self._ranks.followers.problem() or self._failed
 
     def begin(self) -> None:
         """Wait until all ranks have started, and tell followers of each pass from now on. Raises RankLostError."""
@@ -154,7 +179,60 @@ class Lockstep:
         with _one_fails_all() if self.leads else nullcontext():
             yield
 
-    def follow(self, frame: bytes, runner: Runner, sampler: DeviceSampler, drafting: Drafting | None) -> None:
+    @contextmanager
+    def falling_asleep(self, moves: bool) -> Iterator[Together]:
+        """Context manager for the way to sleep on every rank, in steps. Raises RankLostError."""
+        with self._changing():
+            if self.leads:
+                self._tell(_Kind.SLEEPING, _MOVES if moves else b"")
+            yield self._together
+            self._meet()
+
+    @contextmanager
+    def waking(self) -> Iterator[Together]:
+        """Context manager for the end of sleep on every rank. What is launched meanwhile, each launches by itself."""
+        with self._changing():
+            if self.leads:
+                self._tell(_Kind.WAKING, b"")
+            was_told, self._is_told = self._is_told, False
+            try:
+                with self._ranks.stage.apart():
+                    yield self._together
+                self._meet()
+            finally:
+                self._is_told = was_told
+
+    def _meet(self) -> None:
+        """Wait until all ranks have done what they agreed on."""
+        with self._together():
+            pass
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        if not self.leads:
+            yield
+            return
+        try:
+            yield
+        except LackingError:
+            raise
+        except Exception as error:  # nobody knows how far the others came
+            self._failed = str(error) if isinstance(error, RankLostError) else f"rank 0: {_named(error)}"
+            raise RankLostError(self._failed) from error
+
+    def _together(self) -> AbstractContextManager[None]:
+        return together(self._ranks.exchange)
+
+    @contextmanager
+    def meeting(self) -> Iterator[None]:
+        """Context manager for what each rank launches by itself: one that compiles or captures longer isn't lost."""
+        self._ranks.group.meet()
+        yield
+        self._ranks.group.meet()
+
+    def follow(
+        self, frame: bytes, runner: Runner, sampler: DeviceSampler, drafting: Drafting | None, engine: Sleeping
+    ) -> None:
         """Do what the leader's message says. Raises RankLostError, and ValueError for another release's message."""
         try:
             kind, number = _HEAD.unpack_from(frame)
@@ -163,7 +241,9 @@ class Lockstep:
         body = frame[_HEAD.size :]
         self._ranks.group.check()
         is_over = self._logits is None and self._unread is None
-        if kind == _Kind.FORWARD and number == self._number + 1 and is_over:
+        if kind in (_Kind.SLEEPING, _Kind.WAKING) or self._asleep is not None:
+            self._rest(kind, number, body, engine)
+        elif kind == _Kind.FORWARD and number == self._number + 1 and is_over:
             self._number, packed = number, Packed.decode(body)
             self._logits, self._read = runner.execute(packed), None
             if drafting is not None:
@@ -176,6 +256,18 @@ class Lockstep:
             self._draft(kind, body, runner, drafting)
         else:
             raise self._out_of_step(kind, number)
+
+    def _rest(self, kind: int, number: int, body: bytes, engine: Sleeping) -> None:
+        is_over = number == self._number and self._logits is None and self._unread is None
+        with suppress(LackingError):  # the leader says it
+            if kind == _Kind.SLEEPING and is_over and self._asleep is None:
+                self._newest = self._read = None
+                self._asleep = engine.sleep(moves=body == _MOVES)
+            elif kind == _Kind.WAKING and self._asleep is not None:
+                engine.wake(self._asleep)
+                self._asleep = None
+            else:
+                raise self._out_of_step(kind, number)
 
     @torch.inference_mode()  # as a leader's pass is: what graphs read was made so
     def _draft(self, kind: int, body: bytes, runner: Runner, drafting: Drafting) -> None:
@@ -192,6 +284,7 @@ class Lockstep:
     def _out_of_step(self, kind: int, number: int) -> RankLostError:
         at = f"{self._number}, which is {'not ' if self._logits is not None else ''}sampled"
         at += " and not drafted behind" if self._unread is not None else ""
+        at += ", asleep" if self._asleep is not None else ""
         return RankLostError(
             f"rank {self._ranks.number} is at pass {at}, and rank 0 says message {kind} of pass {number}: "
             "they are out of step"
@@ -215,7 +308,11 @@ def _one_fails_all() -> Iterator[None]:
     except RankLostError:
         raise
     except Exception as error:
-        raise RankLostError(f"a pass failed on rank 0 ({type(error).__name__}: {error})") from error
+        raise RankLostError(f"a pass failed on rank 0 ({_named(error)})") from error
+
+
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def planned(ranks: Ranks, config: EngineConfig, plan: Callable[[EngineConfig], KVLayout]) -> KVLayout:

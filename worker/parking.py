@@ -3,7 +3,8 @@
     ready ──asked──▶ draining ──idle──▶ sleeping ──asked──▶ ready
 
 What was cached is forgotten, so the prefix index finds nothing in a pool that was freed. The process, its name on the bus and
-its links stay. On a GPU the weights move, and graphs are captured again: see `engine.weights.sleeping`.
+its links stay. On a GPU the weights move, and graphs are captured again: see `engine.weights.sleeping`. Its ranks, or stages,
+sleep and wake with it, see `engine.lockstep`.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 from common.words import WorkerStatus
-from engine.cache.memory import give_back, take_again
+from engine.cache.memory import EmptiedPool
+from engine.parallel.group import RankLostError
 from engine.weights.sleeping import Asleep
 from kvtransfer.transports import frees_pools
 from worker.context import RoleContext
@@ -29,10 +32,10 @@ CHECK_S = 0.02
 
 @runtime_checkable
 class Sleeper(Protocol):
-    """An engine that moves its weights out of a GPU's memory. No pass runs meanwhile."""
+    """An engine that gives memory back, that of its other ranks too. No pass runs meanwhile. Both raise RankLostError."""
 
-    def sleep(self) -> Asleep:
-        """Free the device's memory. Raises MemoryError, awake."""
+    def sleep(self, *, moves: bool) -> Asleep:
+        """Free the pool and, if weights move, the device's memory. Raises MemoryError, awake."""
         ...
 
     def wake(self, asleep: Asleep) -> None:
@@ -55,12 +58,12 @@ class Parking:
     ) -> None:
         """`tell`: see `Control`. `drain_s`: the longest wait for running requests; beyond it the worker stays awake.
 
-        `engine`: on a GPU a `Sleeper`, or it can't sleep.
+        `engine`: on a GPU, and of several ranks, a `Sleeper`, or it can't sleep.
         """
         self._context, self._control, self._tell = context, control, tell
         self._drain_s, self._lender = drain_s, lender
-        is_on_gpu = context.cache.kv.device.type != "cpu"
-        self._engine = engine if is_on_gpu and isinstance(engine, Sleeper) else None
+        self._moves = context.cache.kv.device.type != "cpu"
+        self._engine = engine if isinstance(engine, Sleeper) else None
         self._asleep: Asleep | None = None
         self._wanted = False
         self._asked = asyncio.Event()
@@ -69,12 +72,12 @@ class Parking:
     def refusal(self) -> str:
         """The reason that this worker can't sleep; "" if it can."""
         cache, transfers = self._context.cache, self._context.transfers
-        if cache.kv.device.type != "cpu" and self._engine is None:
+        if self._moves and self._engine is None:
             return f"its KV cache is in the memory of {cache.kv.device}, which is not given back"
-        if self._engine is not None and cache.tier is not None:
+        if self._moves and cache.tier is not None:
             return "its host memory tier (--kv-host-mb) knows its KV cache by address"
-        if transfers.region.ranks:
-            return "it has several ranks"
+        if transfers.region.ranks and self._engine is None:
+            return "nothing tells its further ranks"
         if not frees_pools(transfers.transport.name):
             return f"transport {transfers.transport.name} keeps its KV cache registered"
         return ""
@@ -90,7 +93,10 @@ class Parking:
             await self._asked.wait()
             self._asked.clear()
             async with self._control.changing:
-                await (self._sleep() if self._wanted else self._wake())
+                try:
+                    await (self._sleep() if self._wanted else self._wake())
+                except RankLostError as error:  # the worker ends, as after a pass
+                    log.error("worker.rank_lost", extra={"why": str(error)})
 
     async def _sleep(self) -> None:
         roles, why = self._context.roles, self.refusal
@@ -116,18 +122,21 @@ class Parking:
     async def _freed(self) -> bool:
         """Give memory back; return False, with a log line, if the weights have no place in host memory."""
         self._context.cache.pool.clear()
-        if self._engine is None:
-            await asyncio.to_thread(give_back, self._context.cache.kv)
-            return True
         began = time.monotonic()
         try:
-            self._asleep = await asyncio.to_thread(self._engine.sleep)
+            self._asleep = await asyncio.to_thread(self._fall_asleep)
         except MemoryError as error:
             log.warning("worker.stays_awake", extra={"why": str(error)})
             return False
-        extra = {"host_mb": self._asleep.num_bytes >> 20, "seconds": round(time.monotonic() - began, 2)}
-        log.info("worker.moved_out", extra=extra)
+        if self._moves:
+            extra = {"host_mb": self._asleep.num_bytes >> 20, "seconds": round(time.monotonic() - began, 2)}
+            log.info("worker.moved_out", extra=extra)
         return True
+
+    def _fall_asleep(self) -> Asleep:
+        if self._engine is None:
+            return EmptiedPool.fallen(self._context.cache.kv)
+        return self._engine.sleep(moves=self._moves)
 
     async def _idle(self) -> bool:
         """Wait until no request and no peer has a block; return False if that takes too long, or is wanted no more."""
@@ -150,13 +159,13 @@ class Parking:
 
     async def _take_again(self) -> None:
         """Take the memory again. Raises MemoryError."""
-        if self._engine is None or self._asleep is None:
-            await asyncio.to_thread(take_again, self._context.cache.kv)
-            return
+        assert self._asleep is not None, "it sleeps"
         began = time.monotonic()
-        await asyncio.to_thread(self._engine.wake, self._asleep)
+        wake = self._asleep.wake if self._engine is None else partial(self._engine.wake, self._asleep)
+        await asyncio.to_thread(wake)
         self._asleep = None
-        log.info("worker.moved_in", extra={"seconds": round(time.monotonic() - began, 2)})
+        if self._moves:
+            log.info("worker.moved_in", extra={"seconds": round(time.monotonic() - began, 2)})
 
     async def _awake(self) -> None:
         if self._lender is not None:

@@ -6,10 +6,39 @@ import ctypes
 import errno
 import mmap
 import os
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
+from engine.parallel.together import Together
+
 REMOVE, DONT_NEED, POPULATE_WRITE = 9, 4, 23  # Linux's words for madvise(2)
+
+
+@dataclass(frozen=True, slots=True)
+class EmptiedPool:
+    """A pool in host memory without its pages, see `engine.weights.sleeping.Asleep`. The weights stay where they are."""
+
+    pool: torch.Tensor
+    num_bytes: ClassVar[int] = 0
+
+    @classmethod
+    def fallen(cls, pool: torch.Tensor, together: Together = nullcontext) -> EmptiedPool:
+        """Give the pages back; the content is lost. Raises OSError."""
+        with together():
+            give_back(pool)
+        return cls(pool)
+
+    def wake(self, together: Together = nullcontext) -> None:
+        """Take the pages again. Raises MemoryError: it sleeps on then."""
+        try:
+            with together():
+                take_again(self.pool)
+        except MemoryError:
+            give_back(self.pool)
+            raise
 
 
 def give_back(pool: torch.Tensor) -> None:

@@ -46,6 +46,7 @@ class Ranks:
 
     `held_back()` waits for all ranks; it returns the bytes that another one's device has less free than this one's.
     `fewest(blocks)` waits for all stages; it returns how many blocks the one with the least room has. None: the leader's number.
+    `exchange(own)` waits for all of them, too, and returns each one's bytes, of which all have as many. It raises RankLostError.
     """
 
     group: Group = ALONE
@@ -53,6 +54,7 @@ class Ranks:
     stage: Stage = ONLY_STAGE
     held_back: Callable[[], int] = int
     fewest: Callable[[int], int] | None = None
+    exchange: Callable[[bytes], list[bytes]] = lambda own: [own]
 
     @property
     def number(self) -> int:

@@ -10,14 +10,29 @@ import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+
+from engine.parallel.together import Together
 
 CHUNK_BYTES = 128 << 20  # a power of two: torch rounds pinned memory up to one
 
 
-class Asleep:
+class Asleep(Protocol):
+    """An engine's sleep, which ends with `wake`."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in host memory meanwhile that are the device's otherwise."""
+        ...
+
+    def wake(self, together: Together = nullcontext) -> None:
+        """Take the memory again; the pool has zeros. Raises MemoryError: it sleeps on then."""
+        ...
+
+
+class MovedOut:
     """Contents of storages in host memory, pinned for a GPU's, until `wake`."""
 
     def __init__(self, storages: Sequence[torch.UntypedStorage], pool: torch.UntypedStorage) -> None:
@@ -34,38 +49,53 @@ class Asleep:
 
     @classmethod
     def fallen(
-        cls, roots: Iterable[object], pool: torch.Tensor, *, before: Callable[[], None] = lambda: None
-    ) -> Asleep:
+        cls,
+        roots: Iterable[object],
+        pool: torch.Tensor,
+        *,
+        before: Callable[[], None] = lambda: None,
+        stays: Iterable[object] = (),
+        together: Together = nullcontext,
+    ) -> MovedOut:
         """Move all tensors that `roots` reach on the pool's device to host memory, and free the pool, whose content is lost.
 
-        `before()` is called once host memory is there. Raises MemoryError if it isn't: nothing was moved then.
+        `stays`: objects whose tensors other ranks know by address. `before()` is called once host memory is there. Raises
+        MemoryError if it isn't: nothing was moved then.
         """
         kept = pool.untyped_storage()
-        found = [one for one in storages_of(roots, pool.device) if one.data_ptr() != kept.data_ptr()]
-        asleep = cls(found, kept)
+        found = [one for one in storages_of(roots, pool.device, stays) if one.data_ptr() != kept.data_ptr()]
+        with together():
+            moved = cls(found, kept)
         before()
-        asleep._copy(to_host=True)
-        asleep._free()
-        return asleep
+        moved._copy(to_host=True)
+        moved._free()
+        return moved
 
     @property
     def num_bytes(self) -> int:
         """Bytes in host memory."""
         return sum(self._sizes)
 
-    def wake(self) -> None:
-        """Take the device's memory again and fill it; the pool has zeros. Raises MemoryError: it sleeps on then."""
+    def wake(self, together: Together = nullcontext) -> None:
+        """See `Asleep.wake`: the device's memory is filled as it was."""
+        try:
+            with together():
+                self._take()
+        except MemoryError:
+            self._free()
+            raise
+        _bytes_of(self._pool, self._device).zero_()
+        self._copy(to_host=False)
+        self._chunks.clear()
+        _give_back(self._device)
+
+    def _take(self) -> None:
         whole = [*zip(self._storages, self._sizes, strict=True), (self._pool, self._pool_bytes)]
         try:
             for storage, size in whole:
                 storage.resize_(size)
         except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
-            self._free()
             raise MemoryError(f"no room on {self._device} for what sleeps: {error}") from error
-        _bytes_of(self._pool, self._device).zero_()
-        self._copy(to_host=False)
-        self._chunks.clear()
-        _give_back(self._device)
 
     def _free(self) -> None:
         for storage in (*self._storages, self._pool):
@@ -98,10 +128,12 @@ class Asleep:
             at += done
 
 
-def storages_of(roots: Iterable[object], device: torch.device) -> list[torch.UntypedStorage]:
-    """The storages on a device of all tensors that the objects reach, each once. Modules and classes end the way."""
+def storages_of(
+    roots: Iterable[object], device: torch.device, stays: Iterable[object] = ()
+) -> list[torch.UntypedStorage]:
+    """The storages on a device of all tensors that the objects reach, each once. Modules, classes and `stays` end the way."""
     found: dict[int, torch.UntypedStorage] = {}
-    seen: dict[int, object] = {}  # objects that live: their ids stay theirs
+    seen: dict[int, object] = {id(one): one for one in stays}  # objects that live: their ids stay theirs
     ahead: list[Any] = [*roots]
     while ahead:
         one = ahead.pop()

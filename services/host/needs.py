@@ -30,9 +30,9 @@ def bytes_of(worker: WorkerOptions, folder: Path) -> int:
     return weights + kept
 
 
-def can_sleep(worker: WorkerOptions, *, processes: int) -> bool:
-    """True if such a worker can keep its weights in host memory and give the rest back: see `worker.parking`."""
-    if processes != 1 or not frees_pools(worker.kv_transport):
+def can_sleep(worker: WorkerOptions) -> bool:
+    """True if such a worker, of any ranks, can keep its weights in host memory and give the rest back: see `worker.parking`."""
+    if not frees_pools(worker.kv_transport):
         return False
     is_on_gpu = worker.processor.startswith("cuda")
     return worker.processor == "cpu" or (is_on_gpu and HostMB.parse(worker.kv_host_mb).mb == 0)

@@ -75,7 +75,7 @@ def read_written(file: Path) -> tuple[str, HostPlan]:
         max_loaded=written.max_loaded,
         drain_s=written.drain_s,
         forks=all(one.processor == "cpu" for one in settings),
-        can_park=all(can_sleep(one, processes=one.processes) for one in settings),
+        can_park=all(can_sleep(one) for one in settings),
         parks_s=sleeps_s,
         needs_bytes={model: sum(one.needs_bytes for one in workers) for model, workers in models.items()},
         spares=spares,

@@ -18,11 +18,11 @@ from kvtransfer.cuda.symmetric import SymmetricMemory
 def ranks_on(host: SharedMemoryGroup, device: str, *, are_stages: bool) -> Ranks:
     """Return what this process is of its worker: a stage, or a rank on this device. Raises MemoryError."""
     if not are_stages:
-        return Ranks(group_on(host, device))
+        return Ranks(group_on(host, device), exchange=host.exchange)
     if torch.device(device).type == "cpu":
-        return Ranks(stage=host.stage())
+        return Ranks(stage=host.stage(), exchange=host.exchange)
     stage = host.stage(lambda memory: StreamSignals(memory, torch.device(device)))
-    return Ranks(stage=stage, fewest=partial(fewest, host))
+    return Ranks(stage=stage, fewest=partial(fewest, host), exchange=host.exchange)
 
 
 def fewest(host: SharedMemoryGroup, num_blocks: int) -> int:

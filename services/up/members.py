@@ -145,7 +145,7 @@ class Hosted:
             max_loaded=settings.max_loaded,
             drain_s=settings.drain_s,
             forks=settings.processor == "cpu",
-            can_park=can_sleep(settings, processes=max(settings.processes)),
+            can_park=can_sleep(settings),
             parks_s=settings.model_sleeps_s,
             needs_bytes={name: sum(worker.needs_bytes for worker in workers) for name, workers in models.items()},
             spares=spares,

@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from tests.e2e.loading import LEFT_BYTES, PROMPT, TOKENS, ask, eventually, memory_of, serving
@@ -17,6 +18,7 @@ from tests.models import build_tiny_model
 from tests.reference import greedy_tokens
 
 MODELS = ("llama", "qwen")
+POOL_BYTES = 64 << 20
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +77,42 @@ async def test_an_idle_model_sleeps_with_its_weights_wakes_and_is_unloaded_after
             one.kill()  # asleep or awake
         assert await asyncio.gather(*(ask(client, model) for model in MODELS)) == [expected[model] for model in MODELS]
         await eventually(lambda: stack.children("services.decode") == [])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("option", ["--tensor-parallel-size", "--pipeline-parallel-size"])
+async def test_a_worker_of_two_processes_sleeps_whole_and_is_loaded_anew_if_one_dies_asleep(
+    option: str, folders: dict[str, Path], expected: dict[str, list[int]], tmp_path: Path
+) -> None:
+    options = ("--keep-alive", "5m", "--prefill", "0", "--kv-memory-mb", str(POOL_BYTES >> 20), option, "2")
+    async with serving({"llama": folders["llama"]}, tmp_path / "data", *options) as (stack, client):
+
+        def both() -> list[psutil.Process]:
+            return [*stack.children("services.decode"), *stack.children("services.rank")]
+
+        async def until_asleep() -> None:
+            assert (await client.post("/sleep?model=llama")).status_code == 200
+            await until_said(client, 'baton_hosted_models{model_name="llama",status="parked"} 1.0')
+
+        assert await ask(client, "llama") == expected["llama"]
+        processes = both()
+        assert len(processes) == 2
+        await until_asleep()
+        asleep = [one.memory_info().rss for one in processes]
+        assert await ask(client, "llama") == expected["llama"]  # which wakes both
+        assert both() == processes
+        awake = [one.memory_info().rss for one in processes]  # a pool that woke has all its pages
+        assert min(after - before for after, before in zip(awake, asleep, strict=True)) > POOL_BYTES // 2
+        await until_asleep()
+        fallen = [before - one.memory_info().rss for one, before in zip(processes, awake, strict=True)]
+        assert min(fallen) > POOL_BYTES // 2
+        assert await ask(client, "llama") == expected["llama"]
+        await until_asleep()
+        processes[1].kill()
+        await eventually(lambda: not processes[0].is_running())
+        assert "rank 1 (pid" in (tmp_path / "data" / "logs" / "decode-0.log").read_text()
+        assert await ask(client, "llama") == expected["llama"]
+        assert not set(both()) & set(processes)
 
 
 @pytest.mark.long

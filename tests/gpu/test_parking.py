@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,11 @@ import httpx
 import pytest
 import torch
 
+from benchmarks.ranks.leading import leading
 from engine.config import CacheConfig, DraftConfig, EngineConfig
 from engine.engine import Engine
-from engine.weights.sleeping import Asleep
+from engine.parallel.group import RankLostError
+from engine.weights.sleeping import MovedOut
 from tests.e2e.stack import PATIENCE_S, up
 from tests.gpu.waves import WITH_STATES
 from tests.models import build_tiny_model
@@ -71,11 +75,54 @@ def test_an_engine_frees_the_card_and_answers_as_before_when_it_wakes(kind: str,
         assert answers(engine) == before
 
 
+@pytest.mark.parametrize("apart", [False, True], ids=["one card", "two cards"])
+@pytest.mark.parametrize("kind", ["demo", "draft_model"])
+def test_ranks_free_their_cards_and_answer_as_before_when_they_wake(kind: str, apart: bool, tmp_path: Path) -> None:
+    if apart and torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA devices")
+    model, settings = ROOT / "demo", dict[str, Any]()
+    if kind == "draft_model":
+        model = build_tiny_model(tmp_path / "target", "llama", num_hidden_layers=3, num_key_value_heads=4)
+        build_tiny_model(tmp_path / "draft", "qwen3", num_key_value_heads=4)
+        settings = {"draft": DraftConfig(folder=tmp_path / "draft", is_model=True, num_drafts=4)}
+    cache = CacheConfig(kv_memory_bytes=POOL_BYTES)
+    config = EngineConfig(
+        model=model, device="cuda", dtype="float16", max_sequences=8, cache=cache, tensor_parallel_size=2, **settings
+    )
+    ranks_here = 1 if apart else 2
+    with leading([0, int(apart)]) as ranks:
+        engine = Engine(
+            config, allocate=lambda shape, dtype, device: torch.zeros(shape, dtype=dtype, device=device), ranks=ranks
+        )
+        before, sizes, pool = answers(engine), engine._runner.graphs.sizes, engine.kv.nbytes
+        assert sizes
+        awake = free_bytes()
+        for _ in range(2):
+            began = time.perf_counter()
+            asleep = engine.sleep()
+            slept_s, freed = time.perf_counter() - began, free_bytes() - awake
+            assert freed >= ranks_here * (pool + asleep.num_bytes - NOISE_BYTES)
+            began = time.perf_counter()
+            engine.wake(asleep)
+            torch.cuda.synchronize()
+            woke_s = time.perf_counter() - began
+            print(f"{kind}, two ranks: {freed >> 20} MiB freed in {slept_s:.2f} s, awake in {woke_s:.2f} s")
+            assert engine._runner.graphs.sizes == sizes
+            assert awake - free_bytes() < ranks_here * NOISE_BYTES
+            assert answers(engine) == before
+        asleep = engine.sleep()
+        [pid] = ranks.followers.pids  # type: ignore[attr-defined]
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(RankLostError, match="rank 1"):
+            engine.wake(asleep)
+        assert "rank 1" in engine.lost
+
+
 def test_weights_of_many_chunks_come_back_bit_for_bit() -> None:
     weights = [torch.randint(0, 256, (size,), dtype=torch.uint8, device="cuda") for size in (3 << 30, 1, 700 * MIB + 3)]
     pool, copies = torch.zeros(MIB, device="cuda"), [one.cpu() for one in weights]
     began = time.perf_counter()
-    asleep = Asleep.fallen([weights], pool)
+    asleep = MovedOut.fallen([weights], pool)
     slept_s = time.perf_counter() - began
     assert not any(one.untyped_storage().nbytes() for one in (*weights, pool))
     began = time.perf_counter()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import mmap
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ import torch
 
 from common.messages import Grammar
 from engine.config import EngineConfig
-from engine.engine import Engine
+from engine.engine import Allocate, Engine
 from engine.lockstep import decode_config
 from engine.parallel.ranks import Ranks
 from engine.parallel.shared_memory import SharedMemoryGroup
@@ -35,13 +36,16 @@ PROMPTS = [prompt_of(length) for length in (1, 16, 70, 41)]
 
 
 class Threads:
-    """Followers that are threads. They execute each message before the leader's next one."""
+    """Followers that are threads. They execute each message before the leader's next one. `allocate`: see `Engine`."""
 
-    def __init__(self, size: int, *, are_stages: bool = False) -> None:
+    def __init__(self, size: int, *, are_stages: bool = False, allocate: Allocate | None = None) -> None:
         memory = mmap.mmap(-1, SharedMemoryGroup.num_bytes(size))
         groups = [SharedMemoryGroup(memory, rank=rank, size=size, lost=self.problem) for rank in range(size)]
-        ranks = [Ranks(stage=group.stage()) if are_stages else Ranks(group) for group in groups]
-        self.group, self.others = groups[0], ranks[1:]
+        ranks = [
+            Ranks(stage=group.stage(), exchange=group.exchange) if are_stages else Ranks(group, exchange=group.exchange)
+            for group in groups
+        ]
+        self.group, self.others, self._allocate = groups[0], ranks[1:], allocate
         self.leader = replace(ranks[0], followers=self)
         self.engines = list[Engine]()
         self._threads = [ThreadPoolExecutor(1) for _ in self.others]
@@ -57,7 +61,7 @@ class Threads:
         for frame in frames:
             if not self.engines:
                 config = decode_config(frame)
-                self.engines = [Engine(config, ranks=ranks) for ranks in self.others]
+                self.engines = [Engine(config, allocate=self._allocate, ranks=ranks) for ranks in self.others]
                 continue
             for thread, engine in zip(self._threads, self.engines, strict=True):
                 thread.submit(self._follow, engine, frame)
@@ -71,6 +75,10 @@ class Threads:
             self.failed = self.failed or f"rank {engine._ranks.number} failed ({error})"
             raise
 
+    def by_turns(self, follow: Callable[[bytes], None], frame: bytes) -> None:
+        """Have the first follower take a frame behind all that were sent, and wait. Raises what it does."""
+        self._threads[0].submit(follow, frame).result()
+
     def wait(self) -> None:
         pass
 
@@ -79,19 +87,20 @@ class Threads:
             thread.shutdown()
 
 
-def engine_of_ranks(config: EngineConfig, size: int) -> Engine:
+def engine_of_ranks(config: EngineConfig, size: int, *, allocate: Allocate | None = None) -> Engine:
     """An engine whose model so many ranks share."""
     threads = torch.get_num_threads()
-    followers = Threads(size)
-    engine = Engine(replace(config, tensor_parallel_size=size), ranks=followers.leader)
+    followers = Threads(size, allocate=allocate)
+    engine = Engine(replace(config, tensor_parallel_size=size), allocate=allocate, ranks=followers.leader)
     torch.set_num_threads(threads)
     return engine
 
 
-def engine_of_stages(config: EngineConfig, count: int) -> Engine:
+def engine_of_stages(config: EngineConfig, count: int, *, allocate: Allocate | None = None) -> Engine:
     """An engine whose layers so many stages share."""
     threads = torch.get_num_threads()
-    engine = Engine(config, ranks=Threads(count, are_stages=True).leader)
+    followers = Threads(count, are_stages=True, allocate=allocate)
+    engine = Engine(config, allocate=allocate, ranks=followers.leader)
     torch.set_num_threads(threads)
     return engine
 

@@ -13,7 +13,7 @@ import torch
 from engine.config import CacheConfig, EngineConfig
 from engine.engine import Engine
 from engine.weights import sleeping
-from engine.weights.sleeping import Asleep, storages_of
+from engine.weights.sleeping import MovedOut, storages_of
 from tests.unit.engine.captured_chains import Again
 from tests.unit.engine.drafters import drafter
 from tests.unit.engine.generate import Generator, new_sequence
@@ -115,7 +115,7 @@ class _Lacking:
 
 def test_without_room_on_the_device_it_sleeps_on_and_wakes_later() -> None:
     weights, pool = [torch.arange(1000.0), torch.ones(7, 3)], torch.ones(50)
-    asleep = Asleep.fallen([weights], pool)
+    asleep = MovedOut.fallen([weights], pool)
     assert [one.untyped_storage().nbytes() for one in (*weights, pool)] == [0, 0, 0]
     asleep._pool = _Lacking(asleep._pool, 1)  # type: ignore[assignment]
     with pytest.raises(MemoryError, match="no room on cpu for what sleeps"):
@@ -150,3 +150,22 @@ def test_tensors_are_found_in_closures_bound_methods_and_containers_each_once() 
     ]
     found = storages_of(roots, torch.device("cpu"))
     assert sorted(one.nbytes() for one in found) == [12, 16, 20]
+
+
+def test_what_others_know_by_address_stays() -> None:
+    class Group:
+        def __init__(self) -> None:
+            self.inbox = torch.ones(6)
+
+        def all_reduce(self) -> torch.Tensor:
+            return self.inbox
+
+    group, weight = Group(), torch.ones(4)
+    layer = functools.partial(lambda add, of: of, group.all_reduce, weight)
+    assert sorted(one.nbytes() for one in storages_of([layer], weight.device)) == [16, 24]
+    assert [one.nbytes() for one in storages_of([layer], weight.device, [group])] == [16]
+    moved = MovedOut.fallen([layer], torch.ones(9), stays=[group])
+    assert moved.num_bytes == 16
+    assert torch.equal(group.inbox, torch.ones(6))
+    moved.wake()
+    assert torch.equal(weight, torch.ones(4))

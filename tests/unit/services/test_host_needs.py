@@ -12,24 +12,26 @@ from engine.pooling.prefixes import can_share
 from modelfiles.pooling import PREFIX_BYTES
 from services.host.needs import bytes_of, can_sleep
 from services.worker.options import WorkerOptions
+from services.worker.settings import WorkerServiceSettings
 from tests.pooling_models import FAMILIES, build_pooling_model
 
 
 @pytest.mark.parametrize(
-    ("settings", "ranks", "sleeps"),
+    ("settings", "sleeps"),
     [
-        ({}, 1, True),
-        ({}, 2, False),
-        ({"transport": "ucx"}, 1, False),
-        ({"device": "cuda:1", "transport": "local"}, 2, False),
-        ({"device": "cuda:1", "transport": "local"}, 1, True),
-        ({"device": "cuda:1", "transport": "local", "kv_host_mb": "64"}, 1, False),
-        ({"device": "cuda:1"}, 1, False),
-        ({"device": "cuda:1", "transport": "ucx"}, 1, False),
+        ({}, True),
+        ({"transport": "ucx"}, False),
+        ({"device": "cuda:1", "transport": "local"}, True),
+        ({"device": "cuda:1", "transport": "local", "kv_host_mb": "64"}, False),
+        ({"device": "cuda:1"}, False),
+        ({"device": "cuda:1", "transport": "ucx"}, False),
     ],
 )
-def test_one_sleeps_whose_memory_nobody_knows_by_address(settings: dict[str, str], ranks: int, sleeps: bool) -> None:
-    assert can_sleep(WorkerOptions(**settings), processes=ranks) is sleeps  # type: ignore[arg-type]
+@pytest.mark.parametrize("several", [{}, {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}])
+def test_one_sleeps_whose_memory_nobody_knows_by_address(
+    settings: dict[str, str], sleeps: bool, several: dict[str, int]
+) -> None:
+    assert can_sleep(WorkerServiceSettings(**settings, **several)) is sleeps  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from engine.engine import read_config
 from engine.parallel.ranks import Ranks
 from engine.parallel.shared_memory import SharedMemoryGroup
 from kvtransfer.shm import ShmTransport
-from services.host.needs import can_sleep
 from services.host.plan import HostedWorker
 from services.host.written import read_written
 from services.pool.process import main as pooling
@@ -240,13 +239,6 @@ class Followed:
 
     def problem(self) -> str:
         return ""
-
-
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_worker_of_several_processes_is_unloaded_instead_of_sleeping(processes: int) -> None:
-    for options in ({"tensor_parallel_size": processes}, {"pipeline_parallel_size": processes}):
-        worker = WorkerServiceSettings(**options)
-        assert can_sleep(worker, processes=worker.processes) == (processes == 1)
 
 
 @pytest.mark.parametrize(

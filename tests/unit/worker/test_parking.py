@@ -16,7 +16,9 @@ from common.messages import Drain, Region, RolesReply
 from common.words import WorkerStatus
 from engine.cache import memory
 from engine.cache.block_pool import BlockPool
-from engine.weights.sleeping import Asleep
+from engine.cache.memory import EmptiedPool
+from engine.parallel.group import RankLostError
+from engine.weights.sleeping import Asleep, MovedOut
 from tests.fakes.pair import running_worker
 from tests.fakes.role import NotingRole
 from tests.fakes.worker import Bench
@@ -157,9 +159,10 @@ class MovingEngine:
 
     def __init__(self, *errors: MemoryError | None) -> None:
         self.asked, self.errors = list[str](), [*errors]
-        self.moved = Asleep.fallen([torch.ones(5)], torch.ones(3))
+        self.moved = MovedOut.fallen([torch.ones(5)], torch.ones(3))
 
-    def sleep(self) -> Asleep:
+    def sleep(self, *, moves: bool) -> Asleep:
+        assert moves
         self._meet("sleep")
         return self.moved
 
@@ -211,6 +214,49 @@ async def test_without_room_on_the_device_it_sleeps_on_until_there_is_some() -> 
         assert engine.asked == ["sleep", "wake", "wake"]
 
 
+class RanksEngine:
+    """An engine on the CPU with further ranks, of which one ends while it sleeps."""
+
+    def __init__(self, pool: torch.Tensor) -> None:
+        self.pool, self.woke = pool, asyncio.Event()
+
+    def sleep(self, *, moves: bool) -> Asleep:
+        assert not moves
+        return EmptiedPool.fallen(self.pool)
+
+    def wake(self, asleep: Asleep) -> None:
+        asyncio.run_coroutine_threadsafe(self._noted(), self.loop)
+        raise RankLostError("rank 1 ended")
+
+    async def _noted(self) -> None:
+        self.woke.set()
+
+    loop: asyncio.AbstractEventLoop
+
+
+async def test_a_rank_that_is_lost_asleep_leaves_the_worker_to_its_end() -> None:
+    """It is not ready, and still hears what is asked: the worker ends as after a pass that lost a rank."""
+    async with running_worker(600) as bench:
+        engine = RanksEngine(bench.context.cache.kv)
+        engine.loop = asyncio.get_running_loop()
+        worker = Parked(bench)
+        parking = Parking(bench.context, worker.control, tell=worker._tell, drain_s=60.0, engine=engine)
+        running = asyncio.create_task(parking.run())
+        whole = worker.pages()
+        for _ in range(2):
+            parking.ask(True)
+            await worker.until(WorkerStatus.SLEEPING)
+            assert worker.pages() < whole / 10
+            engine.woke.clear()
+            parking.ask(False)
+            async with asyncio.timeout(60):
+                await engine.woke.wait()
+            async with worker.control.changing:
+                assert bench.roles.status is WorkerStatus.SLEEPING
+        running.cancel()
+        await asyncio.wait([running])
+
+
 async def test_on_another_device_who_can_not_move_or_is_known_by_address_stays_awake() -> None:
     async with parked(engine=object()) as worker:
         assert worker.parking.refusal == "its KV cache is in the memory of meta, which is not given back"
@@ -237,15 +283,16 @@ async def test_who_can_not_sleep_says_why() -> None:
     async with parked() as worker:
         assert worker.parking.refusal == ""
         transfers = worker.bench.context.transfers
-        for transport, ranks, why in (
-            ("ucx", False, "transport ucx keeps its KV cache registered"),
-            ("shm", True, "it has several ranks"),
+        for transport, ranks, engine, why in (
+            ("ucx", False, None, "transport ucx keeps its KV cache registered"),
+            ("shm", True, None, "nothing tells its further ranks"),
+            ("shm", True, MovingEngine(), ""),
         ):
             region = transfers.region
             among = Region.joined([region, region]) if ranks else region
             named = type("Named", (), {"name": transport})()
             context = replace(worker.bench.context, transfers=replace(transfers, transport=named, region=among))
-            assert Parking(context, worker.control, tell=worker._tell, drain_s=1.0).refusal == why
+            assert Parking(context, worker.control, tell=worker._tell, drain_s=1.0, engine=engine).refusal == why
 
 
 @pytest.mark.parametrize("shape", [(100,), (3, 4096, 5), (1 << 20,)])
