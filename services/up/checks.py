@@ -109,8 +109,9 @@ def _ranks(settings: UpSettings) -> Iterator[Finding]:
 def _read(settings: UpSettings) -> Iterator[Finding]:
     """Findings about models that workers would refuse: that ranks can't share, or stages, and fields of their configuration.
 
-    Reading takes seconds, and a worker that starts says the latter as soon. One that is loaded on demand starts much later.
+    Reading takes seconds. Where a nursery imports what that needs, it says the latter as soon, before it bears a worker.
     """
+    reads_all = settings.loads_on_demand or settings.processor != "cpu"
     common = as_environment(settings, WorkerOptions) | {f"{PREFIX}DEVICE": settings.device.partition(",")[0]}
     asked = [
         common
@@ -121,9 +122,9 @@ def _read(settings: UpSettings) -> Iterator[Finding]:
         }
         for folder in settings.generating.values()
         for width, depth in dict.fromkeys(zip(settings.widths, settings.depths, strict=True))
-        if width * depth > 1 or (settings.loads_on_demand and folder.resolve() != DEMO)
+        if width * depth > 1 or (reads_all and folder.resolve() != DEMO)
     ]
-    if settings.loads_on_demand:
+    if reads_all:
         asked += [common | {f"{PREFIX}MODEL": str(folder)} for folder in settings.pooling.values()]
     for said, worker in zip(refusals(asked), asked, strict=True):
         if said:

@@ -198,13 +198,16 @@ def with_a_field(model: Path, folder: Path) -> Path:
     return folder
 
 
-def test_up_refuses_fields_that_no_worker_knows_of_models_that_are_loaded_later(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [("--keep-alive", "5m"), ("--device", "cuda")], ids=["loaded later", "on GPUs"])
+def test_up_refuses_fields_that_no_worker_knows_where_no_nursery_says_them(
+    options: tuple[str, str], tmp_path: Path
+) -> None:
     models = [build_tiny_model(tmp_path / "a", "llama"), build_pooling_model(tmp_path / "b")]
     folders = [with_a_field(model, tmp_path / f"{model.name}-field") for model in models]
     words = [word for folder in (*folders, *models) for word in ("--model", str(folder))]
-    words += ["--keep-alive", "5m", "--data-dir", str(tmp_path), "--port", "0"]
+    words += [*options, "--data-dir", str(tmp_path), "--port", "0"]
     settings = load_settings(UpSettings, command="up", arguments=words, environment={}).shared_out()
-    told = [finding.said for finding in examine(settings) if finding.level == "fail"]
+    told = [finding.said for finding in examine(settings) if finding.check == "model" and finding.level == "fail"]
     assert [line.partition(": config.json: clip_logits")[0] for line in told] == [f"--model {one}" for one in folders]
 
 
