@@ -19,7 +19,7 @@ class TransportKind:
     devices: tuple[str, ...]  # devices whose memory it moves
     reaches_others: bool = True  # False: its workers hand no KV over
     listens_at: bool = False  # takes the address at which peers on other hosts reach it
-    frees_pools: bool = False  # a pool's pages may go back while it is open
+    frees_pools: tuple[str, ...] = ()  # devices whose memory a pool may give back while it is open
 
     def suits(self, device: str) -> bool:
         """True if it moves the memory of `cpu`, `cuda` or `cuda:N`."""
@@ -27,16 +27,19 @@ class TransportKind:
 
 
 TRANSPORTS: dict[TransportName, TransportKind] = {
-    "shm": TransportKind(implementation="kvtransfer.shm:ShmTransport", devices=("cpu",), frees_pools=True),
+    "shm": TransportKind(implementation="kvtransfer.shm:ShmTransport", devices=("cpu",), frees_pools=("cpu",)),
     "cuda_ipc": TransportKind(implementation="kvtransfer.cuda.ipc:CudaIpcTransport", devices=("cuda",)),
     "ucx": TransportKind(
-        implementation="kvtransfer.ucx.transport:UcxTransport", devices=("cpu", "cuda"), listens_at=True
+        implementation="kvtransfer.ucx.transport:UcxTransport",
+        devices=("cpu", "cuda"),
+        listens_at=True,
+        frees_pools=("cpu",),  # messages have buffers of their own, and a pool's addresses stay
     ),
     "local": TransportKind(
         implementation="kvtransfer.local:LocalTransport",
         devices=("cpu", "cuda"),
         reaches_others=False,
-        frees_pools=True,
+        frees_pools=("cpu", "cuda"),
     ),
 }
 
@@ -51,6 +54,6 @@ def reaches_others(name: str) -> bool:
     return all(kind.reaches_others for known, kind in TRANSPORTS.items() if known == name)
 
 
-def frees_pools(name: str) -> bool:
-    """True if a pool in host memory may be freed, and taken again, while workers with this transport are connected."""
-    return any(kind.frees_pools for known, kind in TRANSPORTS.items() if known == name)
+def frees_pools(name: str, device: str) -> bool:
+    """True if a pool on `cpu`, `cuda` or `cuda:N` may be freed, and taken again, while workers are connected."""
+    return any(device.partition(":")[0] in kind.frees_pools for known, kind in TRANSPORTS.items() if known == name)

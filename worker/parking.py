@@ -78,8 +78,8 @@ class Parking:
             return "its host memory tier (--kv-host-mb) knows its KV cache by address"
         if transfers.region.ranks and self._engine is None:
             return "nothing tells its further ranks"
-        if not frees_pools(transfers.transport.name):
-            return f"transport {transfers.transport.name} keeps its KV cache registered"
+        if not frees_pools(name := transfers.transport.name, "cuda" if self._moves else "cpu"):
+            return f"peers know its KV cache by address (--transport {name}): take local"
         return ""
 
     def ask(self, sleeps: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import sys
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ from services.runtime.log import start_logging
 from services.runtime.names import made_up, new_incarnation
 from services.runtime.settings import HostOptions
 from services.runtime.signals import until_signalled
+
+log = logging.getLogger("baton.host")
 
 
 class HostSettings(HostOptions):
@@ -66,6 +69,8 @@ def main() -> int:
         for number in (signal.SIGUSR1, signal.SIGUSR2):  # no worker ends by an order that comes before it hears any
             signal.signal(number, signal.SIG_IGN)
         plan = plan or read_plan(settings.host_plan)
+        if plan.parks_s and plan.stays_awake:
+            log.warning("host.unloads_instead_of_sleep", extra={"why": plan.stays_awake})
         nursery = open_nursery(1) if plan.forks else None  # one that lends no weights: they would stay in memory
         asyncio.run(run(settings, plan, nursery))
     except (ConfigError, ServingError, OSError, ValueError) as error:

@@ -359,7 +359,7 @@ class Host:
             wanted_since=min((wish.since for wish in wishes if wish.active), default=math.inf),
             active=any(wish.active for wish in wishes),
             active_at=model.active_at,
-            parks_s=parks_s if self._plan.can_park and model.can_park else 0.0,
+            parks_s=parks_s if model.can_park and not self._plan.stays_awake else 0.0,
             needs_bytes=model.needs_bytes,
         )
 

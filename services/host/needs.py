@@ -30,9 +30,15 @@ def bytes_of(worker: WorkerOptions, folder: Path) -> int:
     return weights + kept
 
 
-def can_sleep(worker: WorkerOptions) -> bool:
-    """True if such a worker, of any ranks, can keep its weights in host memory and give the rest back: see `worker.parking`."""
-    if not frees_pools(worker.kv_transport):
-        return False
-    is_on_gpu = worker.processor.startswith("cuda")
-    return worker.processor == "cpu" or (is_on_gpu and HostMB.parse(worker.kv_host_mb).mb == 0)
+def stays_awake(worker: WorkerOptions) -> str:
+    """The reason that such a worker can't sleep (`worker.parking`), with the flag and a remedy; "" if it can."""
+    if not frees_pools(worker.kv_transport, worker.processor):
+        return (
+            f"--transport {worker.kv_transport}: peers know a GPU's KV cache by its address: "
+            "take --transport local, which prefill workers can't, or no time of sleep"
+        )
+    if worker.processor != "cpu" and HostMB.parse(worker.kv_host_mb).mb != 0:
+        return (
+            f"--kv-host-mb {worker.kv_host_mb}: it knows a GPU's KV cache by its address: take 0, or no time of sleep"
+        )
+    return ""

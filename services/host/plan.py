@@ -52,7 +52,7 @@ class HostPlan(msgspec.Struct, frozen=True, kw_only=True):
     max_loaded: int = 0  # at once; 0: all
     drain_s: float = 30.0
     forks: bool = False  # workers are forked of a nursery
-    can_park: bool = False  # workers can sleep
+    stays_awake: str = ""  # the reason that workers can't sleep
     parks_s: float = 0.0  # sleep of an idle model; 0: only who is told to sleeps
     needs_bytes: dict[str, int] = {}  # host memory that a model takes
     spares: dict[str, list[HostedWorker]] = {}  # workers of a model that come and go with the planner's counts

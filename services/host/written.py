@@ -11,7 +11,7 @@ import msgspec
 from common.settings import PREFIX, ConfigError
 from common.subjects import check_id
 from gateway.answers.ask import lasting_s
-from services.host.needs import bytes_of, can_sleep
+from services.host.needs import bytes_of, stays_awake
 from services.host.plan import HostedWorker, HostPlan, PulledPlan
 from services.host.suits import HOSTED, POOL, refused, settings_of
 from services.rank.cores import physical_cores
@@ -75,7 +75,7 @@ def read_written(file: Path) -> tuple[str, HostPlan]:
         max_loaded=written.max_loaded,
         drain_s=written.drain_s,
         forks=all(one.processor == "cpu" for one in settings),
-        can_park=all(can_sleep(one) for one in settings),
+        stays_awake=next(filter(None, map(stays_awake, settings)), ""),
         parks_s=sleeps_s,
         needs_bytes={model: sum(one.needs_bytes for one in workers) for model, workers in models.items()},
         spares=spares,

@@ -12,6 +12,7 @@ from common.settings import PREFIX, ROOT, ConfigError
 from kvtransfer.liveness import SHM_FOLDER
 from kvtransfer.transports import reaches_others
 from modelfiles.files import is_model
+from services.host.needs import stays_awake
 from services.runtime.checks.finding import Finding
 from services.runtime.checks.gpus import Gpu, check_gpus, torch_build, visible_gpus
 from services.runtime.checks.memory import available_bytes, check_fit
@@ -54,6 +55,7 @@ def before_the_model(settings: UpSettings) -> Iterator[Finding]:
     yield from _packages()
     yield from _transport(settings)
     yield from _ranks(settings)
+    yield from _sleep(settings)
     yield from _templates(settings)
     yield from ports(settings)
 
@@ -104,6 +106,13 @@ def _ranks(settings: UpSettings) -> Iterator[Finding]:
             settings.check_beside(width, depth)
         except ConfigError as error:
             yield Finding("ranks", "fail", str(error))
+
+
+def _sleep(settings: UpSettings) -> Iterator[Finding]:
+    if settings.model_sleeps_s and (why := stays_awake(settings)):
+        yield Finding(
+            "sleep", "warn", f"--keep-alive {settings.keep_alive}: models are unloaded and don't sleep: {why}"
+        )
 
 
 def _read(settings: UpSettings) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from common.settings import PREFIX
-from services.host.needs import bytes_of, can_sleep
+from services.host.needs import bytes_of, stays_awake
 from services.host.plan import HostedWorker, HostPlan, PulledPlan
 from services.runtime.names import made_up
 from services.runtime.permissions import WORKERS, Member, Role
@@ -145,7 +145,7 @@ class Hosted:
             max_loaded=settings.max_loaded,
             drain_s=settings.drain_s,
             forks=settings.processor == "cpu",
-            can_park=can_sleep(settings),
+            stays_awake=stays_awake(settings),
             parks_s=settings.model_sleeps_s,
             needs_bytes={name: sum(worker.needs_bytes for worker in workers) for name, workers in models.items()},
             spares=spares,

@@ -80,15 +80,23 @@ async def test_an_idle_model_sleeps_with_its_weights_wakes_and_is_unloaded_after
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("option", ["--tensor-parallel-size", "--pipeline-parallel-size"])
-async def test_a_worker_of_two_processes_sleeps_whole_and_is_loaded_anew_if_one_dies_asleep(
-    option: str, folders: dict[str, Path], expected: dict[str, list[int]], tmp_path: Path
+@pytest.mark.parametrize(
+    ("options", "second"),
+    [
+        (("--prefill", "0", "--tensor-parallel-size", "2"), "services.rank"),
+        (("--prefill", "0", "--pipeline-parallel-size", "2"), "services.rank"),
+        (("--prefill", "1", "--transport", "ucx"), "services.prefill"),
+    ],
+    ids=["ranks", "stages", "ucx"],
+)
+async def test_two_processes_sleep_and_wake_and_are_loaded_anew_if_one_dies_asleep(
+    options: tuple[str, ...], second: str, folders: dict[str, Path], expected: dict[str, list[int]], tmp_path: Path
 ) -> None:
-    options = ("--keep-alive", "5m", "--prefill", "0", "--kv-memory-mb", str(POOL_BYTES >> 20), option, "2")
+    options = ("--keep-alive", "5m", "--kv-memory-mb", str(POOL_BYTES >> 20), *options)
     async with serving({"llama": folders["llama"]}, tmp_path / "data", *options) as (stack, client):
 
         def both() -> list[psutil.Process]:
-            return [*stack.children("services.decode"), *stack.children("services.rank")]
+            return [*stack.children("services.decode"), *stack.children(second)]
 
         async def until_asleep() -> None:
             assert (await client.post("/sleep?model=llama")).status_code == 200
@@ -110,7 +118,8 @@ async def test_a_worker_of_two_processes_sleeps_whole_and_is_loaded_anew_if_one_
         await until_asleep()
         processes[1].kill()
         await eventually(lambda: not processes[0].is_running())
-        assert "rank 1 (pid" in (tmp_path / "data" / "logs" / "decode-0.log").read_text()
+        said = (tmp_path / "data" / "logs" / "decode-0.log").read_text()
+        assert (f"rank 1 (pid {processes[1].pid})" in said) == (second == "services.rank")
         assert await ask(client, "llama") == expected["llama"]
         assert not set(both()) & set(processes)
 

@@ -17,7 +17,7 @@ from services.runtime.checks.weights import Weights, weights_of
 from services.runtime.commands import COMMANDS, settings_of
 from services.runtime.loading import load_settings
 from services.runtime.running import Running
-from services.up.checks import already_runs, examine
+from services.up.checks import already_runs, before_the_model, examine
 from services.up.settings import UpSettings, devices_of
 from tests.gguf_files import changed, write_gguf
 from tests.models import build_tiny_model
@@ -272,6 +272,24 @@ def test_a_chat_template_is_a_file_or_jinja_itself_for_all_models_or_one(model: 
         settings = asked(model, tmp_path, *models, "--chat-template", given)
         assert (settings.template("a"), settings.template("b")) == told
         assert all(finding.level != "fail" for finding in examine(settings))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--keep-alive", "5m,1h", "--device", "cuda"], "--keep-alive 5m,1h: models are unloaded and don't sleep: "),
+        (["--keep-alive", "5m,1h", "--device", "cuda"], "--transport cuda_ipc: peers know a GPU's KV cache by its"),
+        (["--keep-alive", "5m,1h", "--device", "cuda", "--transport", "local", "--prefill", "0"], ""),
+        (["--keep-alive", "5m", "--device", "cuda"], ""),
+        (["--keep-alive", "5m,1h", "--transport", "ucx"], ""),
+    ],
+)
+def test_models_that_can_not_sleep_as_asked_are_told_with_the_flag(
+    model: Path, tmp_path: Path, options: list[str], says: str
+) -> None:
+    told = [finding.said for finding in before_the_model(asked(model, tmp_path, *options)) if finding.level == "warn"]
+    assert bool(told) is bool(says)
+    assert all(says in line for line in told)
 
 
 def test_port_0_is_a_free_one(model: Path, tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ async def hosted(monkeypatch: pytest.MonkeyPatch, **plan: Any) -> AsyncIterator[
     world, stopping = World(), asyncio.Event()
     await world.bus.subscribe(subjects.host_heartbeat("h"), host_state_decoder, world.saw)
     worker = HostedWorker(name="w", id="w", service="worker", variables={}, log_file="/nonexistent")
-    whole = HostPlan(**({"models": {"m": [worker]}, "can_park": True} | plan))
+    whole = HostPlan(**({"models": {"m": [worker]}} | plan))
     host = Host(world.bus, whole, host_id="h", incarnation=1, nursery=None)
     running = asyncio.create_task(host.run(stopping))
     try:

@@ -10,28 +10,35 @@ import pytest
 from engine.pooling.families import read_encoder_spec
 from engine.pooling.prefixes import can_share
 from modelfiles.pooling import PREFIX_BYTES
-from services.host.needs import bytes_of, can_sleep
+from services.host.needs import bytes_of, stays_awake
 from services.worker.options import WorkerOptions
 from services.worker.settings import WorkerServiceSettings
 from tests.pooling_models import FAMILIES, build_pooling_model
 
+KNOWN = "--transport {}: peers know a GPU's KV cache by its address: take --transport local"
+
 
 @pytest.mark.parametrize(
-    ("settings", "sleeps"),
+    ("settings", "why"),
     [
-        ({}, True),
-        ({"transport": "ucx"}, False),
-        ({"device": "cuda:1", "transport": "local"}, True),
-        ({"device": "cuda:1", "transport": "local", "kv_host_mb": "64"}, False),
-        ({"device": "cuda:1"}, False),
-        ({"device": "cuda:1", "transport": "ucx"}, False),
+        ({}, ""),
+        ({"transport": "ucx"}, ""),
+        ({"transport": "ucx", "device": "fake"}, ""),
+        ({"kv_host_mb": "64"}, ""),
+        ({"device": "cuda:1", "transport": "local"}, ""),
+        ({"device": "cuda:1", "transport": "local", "kv_host_mb": "64"}, "--kv-host-mb 64: it knows a GPU's KV cache"),
+        ({"device": "cuda", "transport": "local", "kv_host_mb": "auto"}, "--kv-host-mb auto: it knows a GPU's"),
+        ({"device": "cuda:1"}, KNOWN.format("cuda_ipc")),
+        ({"device": "cuda:1", "transport": "ucx"}, KNOWN.format("ucx")),
     ],
 )
 @pytest.mark.parametrize("several", [{}, {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}])
 def test_one_sleeps_whose_memory_nobody_knows_by_address(
-    settings: dict[str, str], sleeps: bool, several: dict[str, int]
+    settings: dict[str, str], why: str, several: dict[str, int]
 ) -> None:
-    assert can_sleep(WorkerServiceSettings(**settings, **several)) is sleeps  # type: ignore[arg-type]
+    worker = WorkerServiceSettings(**settings, **several)  # type: ignore[arg-type]
+    assert stays_awake(worker).startswith(why)
+    assert bool(stays_awake(worker)) is bool(why)
 
 
 @pytest.mark.parametrize(

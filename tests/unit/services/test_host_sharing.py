@@ -70,7 +70,7 @@ def test_a_hosts_file_names_its_workers_and_their_settings(tmp_path: Path) -> No
     file = tmp_path / "host.toml"
     file.write_text('sleeps = "1h"\n' + PLAN + 'options = { model = "demo", device = "fake" }\n')
     name, plan = read_written(file)
-    assert (name, plan.parks_s, plan.can_park, plan.forks) == ("h", 3600.0, True, True)
+    assert (name, plan.parks_s, plan.stays_awake, plan.forks) == ("h", 3600.0, "", True)
     assert [worker.id for worker in plan.models["m"]] == ["h-decode-0", "h-decode-1"]
     variables = plan.models["m"][0].variables
     assert (variables["BATON_KV_MEMORY_MB"], variables["BATON_SERVED_MODEL_NAME"]) == ("8", "m")

@@ -19,6 +19,7 @@ from engine.cache.block_pool import BlockPool
 from engine.cache.memory import EmptiedPool
 from engine.parallel.group import RankLostError
 from engine.weights.sleeping import Asleep, MovedOut
+from kvtransfer.transport import Transfers
 from tests.fakes.pair import running_worker
 from tests.fakes.role import NotingRole
 from tests.fakes.worker import Bench
@@ -34,6 +35,11 @@ def use(pool: BlockPool, digest: bytes) -> None:
     pool.release([block])
 
 
+def named(bench: Bench, transport: str) -> Transfers:
+    """The worker's transfers by a transport of this name."""
+    return replace(bench.context.transfers, transport=type("Named", (), {"name": transport})())
+
+
 class Parked:
     """A worker of one role that can be put to sleep, and each status that it told."""
 
@@ -42,7 +48,7 @@ class Parked:
         self.bench, self.pool = bench, bench.context.cache.pool
         if engine is not None:
             elsewhere = replace(bench.context.cache, kv=bench.context.cache.kv.to("meta"))
-            bench.context = replace(bench.context, cache=elsewhere)
+            bench.context = replace(bench.context, cache=elsewhere, transfers=named(bench, "local"))
         self.role = NotingRole("decode")
         bench.roles.attach(self.role, active=True)
         self.told: list[WorkerStatus] = []
@@ -280,18 +286,23 @@ async def test_beside_host_memory_a_worker_on_a_cpu_sleeps_and_wakes() -> None:
 
 
 async def test_who_can_not_sleep_says_why() -> None:
+    known = "peers know its KV cache by address (--transport {}): take local"
     async with parked() as worker:
         assert worker.parking.refusal == ""
-        transfers = worker.bench.context.transfers
-        for transport, ranks, engine, why in (
-            ("ucx", False, None, "transport ucx keeps its KV cache registered"),
-            ("shm", True, None, "nothing tells its further ranks"),
-            ("shm", True, MovingEngine(), ""),
+        bench, region = worker.bench, worker.bench.context.transfers.region
+        meta = replace(bench.context.cache, kv=bench.context.cache.kv.to("meta"))
+        for transport, is_on_gpu, ranks, engine, why in (
+            ("ucx", False, False, None, ""),
+            ("shm", False, True, None, "nothing tells its further ranks"),
+            ("shm", False, True, MovingEngine(), ""),
+            ("local", True, True, MovingEngine(), ""),
+            ("ucx", True, False, MovingEngine(), known.format("ucx")),
+            ("cuda_ipc", True, False, MovingEngine(), known.format("cuda_ipc")),
         ):
-            region = transfers.region
             among = Region.joined([region, region]) if ranks else region
-            named = type("Named", (), {"name": transport})()
-            context = replace(worker.bench.context, transfers=replace(transfers, transport=named, region=among))
+            transfers = replace(named(bench, transport), region=among)
+            cache = meta if is_on_gpu else bench.context.cache
+            context = replace(bench.context, cache=cache, transfers=transfers)
             assert Parking(context, worker.control, tell=worker._tell, drain_s=1.0, engine=engine).refusal == why
 
 
