@@ -28,6 +28,7 @@ FOLDER = Path(__file__).resolve().parent
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 EMBEDDINGS, SCORE, CLASSIFY = "/v1/embeddings", "/score", "/classify"
 MAX_TOKENS = 16  # vLLM's default
+TEXTS, MESSAGES = "a text, its token ids, or a list of such", "a list of messages, or a list of such"
 END_S = 10.0  # for the engine's process to end when told, before it is killed
 
 
@@ -152,7 +153,7 @@ class LLM:
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Continue each prompt, a text or token ids; answers are in the prompts' order. Raises BatonError."""
-        several = [prompts] if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)) else list(prompts)
+        several = _several("prompts", prompts, TEXTS, int)
         asked = [{"prompt": prompt} for prompt in several]
         return self._answers(COMPLETIONS, asked, several, sampling_params, use_tqdm)
 
@@ -168,7 +169,7 @@ class LLM:
 
         `template`: `tools`, `chat_template_kwargs`, `continue_final_message` and the like.
         """
-        several = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        several = _several("messages", messages, MESSAGES, Mapping)
         asked = [{"messages": one} | template for one in several]
         return self._answers(CHAT, asked, several, sampling_params, use_tqdm)
 
@@ -183,7 +184,7 @@ class LLM:
 
         `fields`: `dimensions`, `prompt_name`, `truncate_prompt_tokens`.
         """
-        several = [prompts] if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)) else list(prompts)
+        several = _several("prompts", prompts, TEXTS, int)
         bodies = [{"model": self.model, "input": one, **fields} for one in several]
         return self._pooled(EMBEDDINGS, bodies, several, use_tqdm)
 
@@ -302,6 +303,16 @@ class LLM:
         assert pipe is not None
         line = pipe.readline()
         return json.loads(line) if line.endswith(b"\n") else None
+
+
+def _several(name: str, given: Any, wanted: str, part: type) -> list[Any]:
+    """Return a list of what was given, which is one if it has parts of this type, as token ids. Raises BatonError."""
+    if isinstance(given, str) and part is int:
+        return [given]
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
+        raise BatonError(f"{name}: {wanted} is needed, not {given!r:.60}")
+    listed = list(given)
+    return [listed] if listed and isinstance(listed[0], part) else listed
 
 
 def _output(body: Mapping[str, Any], prompt: Any) -> RequestOutput:

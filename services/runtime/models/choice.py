@@ -70,10 +70,12 @@ def gguf_models(files: Mapping[str, Listed]) -> dict[str, list[Listed]]:
 def _the_one(named: Named, models: Mapping[str, list[Listed]]) -> list[Listed]:
     """The files of the GGUF model that the name means."""
     meant = of_kind([*models], named.kind)
+    if not models:
+        raise ChoiceError(f"it has no GGUF file, which a name behind the colon means: leave :{named.kind} out")
     if len(meant) != 1:
         shown = [f"  {first}  {gigabytes(sum(file.num_bytes for file in models[first]))}" for first in models]
         more = [f"  … and {len(shown) - MAX_SHOWN} more"] if len(shown) > MAX_SHOWN else []
-        there = "\n".join([*shown[:MAX_SHOWN], *more]) or "  (no GGUF file)"
+        there = "\n".join([*shown[:MAX_SHOWN], *more])
         which = f"several are {named.kind!r}" if named.kind else "which of its GGUF files?"
         which = which if meant else f"it has no {named.kind!r}"
         example = f"{named.repo}:Q4_K_M"

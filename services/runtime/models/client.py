@@ -104,8 +104,10 @@ class HubClient:
         try:
             yield
         except errors.OfflineModeIsEnabled:
-            remedy = "unset it, or bring the files there"
-            raise ConfigError(f"{name}: not in {hub.cache()}, and HF_HUB_OFFLINE is set: {remedy}") from None
+            there, remedy = f"not in {hub.cache()}", "unset it, or bring the files there"
+            if hub.whole(name) is not None:
+                there, remedy = "here already", "unset it to ask for what is newer"
+            raise ConfigError(f"{name}: {there}, and HF_HUB_OFFLINE is set: {remedy}") from None
         except errors.GatedRepoError:
             address = f"{self.where}/{repo}"
             raise ConfigError(f"{name}: its makers ask for consent: give it at {address}, then {TOKEN}") from None

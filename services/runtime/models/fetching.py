@@ -131,7 +131,8 @@ class _Fetch:
                 why = str(error)
                 self._stopped.wait(FIRST_PAUSE_S * 2**attempt)
         remedy = f"check the network and {self._client.setting}, or give --model a folder"
-        raise ConfigError(f"{self._named}: not here, and {self._client.where} can't be reached ({why}); {remedy}")
+        there = "not here" if hub.whole(self._named) is None else "here already, perhaps not the newest"
+        raise ConfigError(f"{self._named}: {there}, and {self._client.where} can't be reached ({why}); {remedy}")
 
     def _weight_map(self, index: Listed) -> Sequence[str]:
         """The files that an index names."""

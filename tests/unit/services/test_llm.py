@@ -79,3 +79,15 @@ def test_the_end_of_the_process_is_told_with_its_reason(llm: LLM) -> None:
         texts(llm, "a", "end", "b")
     with pytest.raises(BatonError, match="load the model again"):
         texts(llm, "c")
+
+
+def test_what_is_no_prompt_is_named_with_what_is_needed(llm: LLM) -> None:
+    for wrong in (5, None, {"prompt": "a"}, b"a"):
+        with pytest.raises(BatonError, match=r"^prompts: a text, its token ids, or a list of such is needed, not "):
+            llm.generate(wrong, use_tqdm=False)  # type: ignore[arg-type]
+    for wrong in ("Hi", 5, {"role": "user"}):
+        with pytest.raises(BatonError, match=r"^messages: a list of messages, or a list of such is needed, not "):
+            llm.chat(wrong, use_tqdm=False)  # type: ignore[arg-type]
+    assert texts(llm, *(one for one in "ab")) == ["re a", "re b"]
+    assert [one.outputs[0].text for one in llm.generate((one for one in "ab"), use_tqdm=False)] == ["re a", "re b"]  # type: ignore[arg-type]
+    assert [one.prompt for one in llm.generate([7, 8], use_tqdm=False)] == [[7, 8]]
