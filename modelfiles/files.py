@@ -49,9 +49,15 @@ def found(model: Path, kind: str = "") -> Path:
     models = [file for file in gguf_files(model) if parts_of(file)[0] == file]
     meant = of_kind([str(file.relative_to(model)) for file in models], kind)
     if len(meant) > 1 or (kind and not meant):
-        names = ", ".join(file.name for file in models[:8])
-        raise GgufError(f"{model} holds {'several' if meant else f'no {kind}'} ({names}): name one of the files")
+        raise GgufError(f"{model} holds {_not_one(models, meant, kind)}")
     return model / meant[0] if meant else model
+
+
+def _not_one(models: Sequence[Path], meant: Sequence[str], kind: str) -> str:
+    if not models:
+        return f"no GGUF file: leave :{kind} out"
+    names = ", ".join(file.name for file in models[:8])
+    return f"{'several' if meant else f'no {kind}'} ({names}): name one of the files"
 
 
 def of_kind(names: Sequence[str], kind: str) -> list[str]:

@@ -168,13 +168,17 @@ class Register(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Exchange an alias's shares and those before. Raises UnknownKeyError."""
         alias = self.aliases.get(name)
         if alias is None or not alias.before:
-            raise UnknownKeyError(f"{name[:100]!r} has no earlier shares: GET /admin/aliases lists them", param="name")
+            raise UnknownKeyError(
+                f"{name[:100]!r} has no earlier shares: `baton alias list` or GET /admin/aliases has them", param="name"
+            )
         return self._with_alias(name, MadeAlias(shares=alias.before, before=alias.shares, preset=alias.preset))
 
     def without_alias(self, name: str) -> Register:
         """Drop an alias. Raises UnknownKeyError."""
         if name not in self.aliases:
-            raise UnknownKeyError(f"no alias {name[:100]!r} was set: GET /admin/aliases lists them", param="name")
+            raise UnknownKeyError(
+                f"no alias {name[:100]!r} was set: `baton alias list` or GET /admin/aliases has them", param="name"
+            )
         return msgspec.structs.replace(self, aliases={one: kept for one, kept in self.aliases.items() if one != name})
 
     def _with_alias(self, name: str, alias: MadeAlias) -> Register:

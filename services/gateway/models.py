@@ -190,7 +190,9 @@ class ServedModelOptions(ModelSettings):
                     f"--served-models: {entry!r}: a pattern of names has {ANY} in it, and {ANY} as its folder"
                 )
             if name in names:
-                raise ConfigError(f"--served-models: two models are called {name!r}; give each its own name")
+                raise ConfigError(
+                    f"--model, or --served-models: two models are called {name!r}; give each its own name"
+                )
             names.add(name)
         return models
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from huggingface_hub import constants
 
 from cli.pull.__main__ import main
 from common.settings import ROOT, ConfigError
+from modelfiles.files import found
+from modelfiles.gguf import GgufError
 from services.runtime.models.named import by_name
 from tests.hub import Hub
 
@@ -51,3 +55,11 @@ def test_pull_says_that_nothing_serves_a_model(
         said = capsys.readouterr().out
         assert ("org/foo: " in said and "FooForCausalLM is not served" in said) == bool(code)
         assert "org/demo: " in said
+
+
+def test_a_folder_without_gguf_files_has_no_quantisation_to_choose(tmp_path: Path) -> None:
+    for name, content in (DEMO | WEIGHTS).items():
+        (tmp_path / name).write_bytes(content)
+    assert found(tmp_path) == tmp_path
+    with pytest.raises(GgufError, match=rf"^{tmp_path} holds no GGUF file: leave :Q4_K_M out$"):
+        found(tmp_path, "Q4_K_M")
