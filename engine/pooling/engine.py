@@ -88,6 +88,8 @@ class PoolingEngine:
         _check_padding(spec, self.pooling)
         load_weights(weights, config.model)
         weights.settle()
+        if device.type == "cuda":
+            torch.set_num_threads(1)  # the host only launches: others' turns would delay it
         self._has_types = spec.tokens.num_types > 1
         self._passes = Passes(
             self._encoder, device, sizes=sizes_of(spec) if device.type == "cuda" and config.captures else ()
@@ -151,10 +153,9 @@ class PoolingEngine:
                 sharing=sharing,
                 sights=self._encoder.sights,
             )
-            # Sent before the pass: afterwards the host would wait for it.
-            spans = Spans.of(texts.lengths, [one.skipped for one in mine], self.device)
             adapter = mine[0].adapter
             x = self._passes(texts, adapter=self.pooling.tasks.index(adapter) if adapter else None)
+        spans = Spans.of(texts.lengths, [one.skipped for one in mine], self.device)
         rows = self._labelled(x, spans, mine) if self._labels is not None else self._embedded(x, spans, mine)
         begins = (0,) * len(mine) if sharing is None else sharing.begins
         return [each for _, each in sorted(zip(order, zip(rows, begins, strict=True), strict=True), key=itemgetter(0))]
@@ -191,7 +192,7 @@ class PoolingEngine:
         late, heads = self.pooling.late, self.pooling.heads
         for at, one in enumerate(mine):
             own = slice(spans.begins[at], spans.begins[at] + spans.lengths[at])
-            tokens = list(one.tokens[-spans.lengths[at] :])
+            tokens = _last(one, spans.lengths[at])
             if one.work == TOKENS and each is not None:
                 rows = each[own]
                 if late is not None or heads is not None:
@@ -216,6 +217,11 @@ class PoolingEngine:
         pooling = self.pooling
         are_normal = pooling.normalizes or (work == TOKENS and pooling.compares_tokens)
         return not is_raw and (are_normal or dimensions > 0)
+
+
+def _last(one: PoolingInput, count: int) -> list[int]:
+    """The last tokens of an input, where its work is one of tokens."""
+    return [] if one.work == EMBED else list(one.tokens[-count:])
 
 
 def _halves(pair: PoolingInput) -> tuple[PoolingInput, PoolingInput]:

@@ -113,10 +113,10 @@ class Texts:
         count = int(counts.sum())
         padded = np.empty((num_rows(sights), -(-count // 4) * 4), dtype=np.int32)
         numbers = padded[:, :count]
-        np.concatenate(
-            [np.frombuffer(array("I", one), dtype=np.int32)[begin:] for one, begin in zip(inputs, begins, strict=True)],
-            out=numbers[TOKENS],
-        )
+        tokens = array("I")
+        for one, begin in zip(inputs, begins.tolist(), strict=True):
+            tokens.fromlist(one if isinstance(one, list) and not begin else list(one[begin:]))
+        numbers[TOKENS] = np.frombuffer(tokens, dtype=np.int32)
         places = np.arange(count, dtype=np.int32)
         numbers[PLACES] = places
         positions = np.subtract(places, np.repeat(rows - begins, counts), out=numbers[POSITIONS])

@@ -122,17 +122,19 @@ def _step(
     else:
         k = tl.load(keys[None, :] + row * K_ROW)
         v = tl.load(values[None, :] + row * V_ROW)
-    scores = tl.dot(q, k.T, input_precision="ieee") * scale_log2
+    scores = tl.dot(q, k.T, input_precision="ieee")
+    factor = scale_log2
     if R > 0:
         behind = tl.minimum(tl.maximum(n[None, :] - place[:, None], -R), R)
-        scores += tl.load(biases + behind) * 1.4426950408889634
+        scores = scores * scale_log2 + tl.load(biases + behind) * 1.4426950408889634
+        factor = 1.0
     if MASKED:
         scores = tl.where((n[None, :] >= first[:, None]) & (n[None, :] < end[:, None]), scores, float("-inf"))
-    new_top = tl.maximum(top, tl.max(scores, axis=1))
+    new_top = tl.maximum(top, tl.max(scores, axis=1) * factor)
     safe_top = new_top
     if MASKED:  # a query may have seen nothing so far
         safe_top = tl.where(new_top == float("-inf"), 0.0, new_top)
-    weights = tl.exp2(scores - safe_top[:, None])
+    weights = tl.exp2(scores * factor - safe_top[:, None])  # one instruction, and the exponential
     decay = tl.exp2(top - safe_top)
     sums = tl.dot(weights.to(v.dtype), v, sums * decay[:, None], input_precision="ieee")
     return sums, new_top, total * decay + tl.sum(weights, axis=1)

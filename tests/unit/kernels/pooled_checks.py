@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from unittest import mock
 import torch
 
 from engine.kernels.rope import rope_and_write_kv
-from engine.pooling import encoder
+from engine.pooling import encoder, graphs
 from engine.pooling.engine import PoolingInput
 from engine.pooling.graphs import Passes
 from engine.step.graphs import Captures
@@ -69,6 +69,33 @@ def check_captured(family: str, device: str, large: bool) -> None:
         assert len(passes) == 2
 
 
+def check_alike(device: str, large: bool) -> None:
+    """Texts of one length have a captured pass of their own, and a general one where that can not be captured."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = build_pooling_model(Path(folder), "BertModel")
+        plain = engine_of(model, device=device, captures=False)
+        for outcomes in ([None, None], [None, RuntimeError("not this one"), None]):
+            captured = engine_of(model, device=device, captures=False)
+            captured._passes = passes = Passes(captured._encoder, torch.device(device), sizes=(16, 32))
+            coming = iter(outcomes)
+
+            def capture(_: Captures, run: Callable[[], object], coming: Iterator[Exception | None] = coming) -> _Again:
+                if (error := next(coming)) is not None:
+                    raise error
+                return _Again(run)
+
+            with (
+                mock.patch.object(Captures, "capture", autospec=True, side_effect=capture),
+                mock.patch.object(graphs, "MANY_ALIKE", 8),
+            ):
+                for lengths in ((6, 6), (6, 6), (6, 6), (4, 4, 4), (5, 4), (6, 6), (6, 6)):
+                    asked = [PoolingInput(tokens=[17 * at % 90 + 5 for at in range(n)]) for n in lengths]
+                    for own, wanted in zip(captured.compute(asked), plain.compute(asked), strict=True):
+                        torch.testing.assert_close(own, wanted, **EXACT)
+            assert len(passes) == 2
+            assert not [*coming], "all were asked for"
+
+
 def check_captured_prefixes(device: str, large: bool) -> None:
     """A decoder's passes of which parts are kept or read are captured, too."""
     with tempfile.TemporaryDirectory() as folder:
@@ -97,6 +124,7 @@ def check_captured_prefixes(device: str, large: bool) -> None:
 LONG_AND_SHORT = ((0, 22), (100, 5), (200, 1), (400, 3))
 CHECKS: dict[str, Callable[[str, bool], None]] = {family: partial(check, family) for family in ROTATED}
 CHECKS |= {f"{family}, captured": partial(check_captured, family) for family in CAPTURED}
+CHECKS["texts of one length, captured"] = check_alike
 CHECKS["prefixes, captured"] = check_captured_prefixes
 SUITE = Suite(CHECKS)
 run, interpret = SUITE.run, SUITE.interpret
