@@ -114,9 +114,9 @@ class EngineConfig:
         """Raise ValueError for settings that so many stages don't have yet. `is_foreign`: `transformers` computes the model."""
         if count == 1:
             return
-        if self.tensor_parallel_size > 1:
+        if self.tensor_parallel_size > 1 and self.device != "cpu":
             refused, remedy = (
-                f"--tensor-parallel-size {self.tensor_parallel_size} beside it: ranks don't share a stage",
+                f"--tensor-parallel-size {self.tensor_parallel_size} beside it: ranks share a stage on CPUs alone",
                 "one of both",
             )
         elif self.draft is not None and self.draft.folder is not None:

@@ -329,7 +329,7 @@ class Engine:
 
     def follow(self, frame: bytes) -> None:
         """Do what a leader's message says, see `engine.lockstep`."""
-        self._lockstep.follow(frame, self._runner, self._sampler, self._drafting, self)
+        self._lockstep.follow(frame, self._runner, self._sampler, self._drafting, self, self._staged)
 
     @property
     def lost(self) -> str:

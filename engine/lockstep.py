@@ -4,7 +4,8 @@ A pass is two messages, what its forward computation reads and, once the host kn
 samples from the same logits by the same words, so no token is sent, and the next pass may start before the host knows any.
 A drafter behind it is told in two more, what it reads and which sequences it guesses for: every rank has its share of it.
 
-A pass through stages is one message: only the first stage needs tokens, so it samples alone, from the last one's logits.
+A pass through stages is one message: only the first stage needs tokens, so it samples alone, from the last one's logits. If it
+has several ranks they are told a pass's sampling while later passes are in flight.
 
 Sleep and its end are a message each, behind the passes. All ranks give their memory up, or none: each says in turn whether it
 could, and the others learn it before they go on.
@@ -13,6 +14,8 @@ could, and the others learn it before they go on.
 from __future__ import annotations
 
 import struct
+import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -61,6 +64,18 @@ class Encoded(Protocol):
     def encode(self) -> bytes: ...
 
 
+class Arriving(Protocol):
+    """Logits on their way from the last stage, as a future."""
+
+    def result(self) -> torch.Tensor | None: ...
+
+
+class Staged(Protocol):
+    """The passes of a rank of the first stage, see `engine.staged`."""
+
+    def arriving(self, num_logits: int) -> Arriving: ...
+
+
 class Drafting(Protocol):
     """A follower's drafter, see `DraftChain`."""
 
@@ -95,6 +110,9 @@ class Lockstep:
         self._ranks = ranks
         self._number = 0
         self._is_told = False  # until then each rank launches the same passes by itself
+        self._telling = threading.Lock()  # stages' passes are launched by one thread and sampled by another
+        self._unsampled = deque[int]()  # the leader's passes whose sampling is still to be told
+        self._arriving = deque[tuple[int, Arriving]]()  # on a rank of the first stage: passes whose logits come
         # A follower's logits that are still to be sampled, and its samples of the last pass that had any.
         self._logits: torch.Tensor | None = None
         self._newest: torch.Tensor | None = None
@@ -111,8 +129,8 @@ class Lockstep:
 
     @property
     def _tells_sampling(self) -> bool:
-        """True if followers sample, too: no stage but the first does."""
-        return self.leads and self._ranks.stage.count == 1
+        """True if followers sample, too: the ranks of the first stage."""
+        return self.leads and self._ranks.group.size > 1
 
     @property
     def lost(self) -> str:
@@ -134,7 +152,9 @@ class Lockstep:
             return runner.execute(packed)
         self._number += 1
         with _one_fails_all():
-            self._tell(_Kind.FORWARD, packed.encode())
+            if packed.size.num_sampled and self._tells_sampling:
+                self._unsampled.append(self._number)
+            self._tell(_Kind.FORWARD, self._number, packed.encode())
             return runner.execute(packed)
 
     def draw(
@@ -158,20 +178,21 @@ class Lockstep:
             self._tell_sampling(_Sampling([]))
 
     def _tell_sampling(self, message: _Sampling) -> None:
-        self._tell(_Kind.SAMPLING, msgspec.msgpack.encode(message))
+        self._tell(_Kind.SAMPLING, self._unsampled.popleft(), msgspec.msgpack.encode(message))
 
-    def _tell(self, kind: _Kind, body: bytes) -> None:
-        self._ranks.followers.send(_HEAD.pack(kind, self._number) + body)
+    def _tell(self, kind: _Kind, number: int, body: bytes) -> None:
+        with self._telling:
+            self._ranks.followers.send(_HEAD.pack(kind, number) + body)
 
     def tell_reading(self, after: Ints) -> None:
         """Have followers' drafters read the rows of the pass, see `DraftChain.read`."""
         if self.leads:
-            self._tell(_Kind.READING, after.tobytes())
+            self._tell(_Kind.READING, self._number, after.tobytes())
 
     def tell_guessing(self, guessing: Encoded) -> None:
         """Have them guess, see `DraftChain.repeat`."""
         if self.leads:
-            self._tell(_Kind.GUESSING, guessing.encode())
+            self._tell(_Kind.GUESSING, self._number, guessing.encode())
 
     @contextmanager
     def drafting(self) -> Iterator[None]:
@@ -184,7 +205,7 @@ class Lockstep:
         """Context manager for the way to sleep on every rank, in steps. Raises RankLostError."""
         with self._changing():
             if self.leads:
-                self._tell(_Kind.SLEEPING, _MOVES if moves else b"")
+                self._tell(_Kind.SLEEPING, self._number, _MOVES if moves else b"")
             yield self._together
             self._meet()
 
@@ -193,7 +214,7 @@ class Lockstep:
         """Context manager for the end of sleep on every rank. What is launched meanwhile, each launches by itself."""
         with self._changing():
             if self.leads:
-                self._tell(_Kind.WAKING, b"")
+                self._tell(_Kind.WAKING, self._number, b"")
             was_told, self._is_told = self._is_told, False
             try:
                 with self._ranks.stage.apart():
@@ -231,7 +252,13 @@ class Lockstep:
         self._ranks.group.meet()
 
     def follow(
-        self, frame: bytes, runner: Runner, sampler: DeviceSampler, drafting: Drafting | None, engine: Sleeping
+        self,
+        frame: bytes,
+        runner: Runner,
+        sampler: DeviceSampler,
+        drafting: Drafting | None,
+        engine: Sleeping,
+        staged: Staged | None = None,
     ) -> None:
         """Do what the leader's message says. Raises RankLostError, and ValueError for another release's message."""
         try:
@@ -243,13 +270,13 @@ class Lockstep:
         is_over = self._logits is None and self._unread is None
         if kind in (_Kind.SLEEPING, _Kind.WAKING) or self._asleep is not None:
             self._rest(kind, number, body, engine)
+        elif staged is not None:
+            self._follow_stages(kind, number, body, runner, sampler, staged)
         elif kind == _Kind.FORWARD and number == self._number + 1 and is_over:
             self._number, packed = number, Packed.decode(body)
             self._logits, self._read = runner.execute(packed), None
             if drafting is not None:
                 self._unread = drafting.inputs_of(runner, packed), packed.size.graph
-            if self._ranks.stage.count > 1:  # the last one's went to the first
-                self._logits = None
         elif kind == _Kind.SAMPLING and number == self._number and self._logits is not None:
             self._sample(msgspec.msgpack.decode(body, type=_Sampling), self._logits, runner, sampler)
         elif drafting is not None and number == self._number and self._logits is None:
@@ -258,7 +285,7 @@ class Lockstep:
             raise self._out_of_step(kind, number)
 
     def _rest(self, kind: int, number: int, body: bytes, engine: Sleeping) -> None:
-        is_over = number == self._number and self._logits is None and self._unread is None
+        is_over = number == self._number and self._logits is None and self._unread is None and not self._arriving
         with suppress(LackingError):  # the leader says it
             if kind == _Kind.SLEEPING and is_over and self._asleep is None:
                 self._newest = self._read = None
@@ -268,6 +295,25 @@ class Lockstep:
                 self._asleep = None
             else:
                 raise self._out_of_step(kind, number)
+
+    def _follow_stages(
+        self, kind: int, number: int, body: bytes, runner: Runner, sampler: DeviceSampler, staged: Staged
+    ) -> None:
+        """Do so as a rank of a stage: those of the first one sample passes while later ones are in flight."""
+        samples = self._ranks.stage.number == 0
+        if kind == _Kind.FORWARD and number == self._number + 1:
+            self._number, packed = number, Packed.decode(body)
+            runner.execute(packed)
+            if samples:
+                arriving = staged.arriving(packed.size.num_sampled)
+                if packed.size.num_sampled:
+                    self._arriving.append((number, arriving))
+        elif kind != _Kind.SAMPLING or (samples and (not self._arriving or self._arriving[0][0] != number)):
+            raise self._out_of_step(kind, number)
+        elif samples:
+            logits = self._arriving.popleft()[1].result()
+            assert logits is not None, "some are sampled"
+            self._sample(msgspec.msgpack.decode(body, type=_Sampling), logits, runner, sampler)
 
     @torch.inference_mode()  # as a leader's pass is: what graphs read was made so
     def _draft(self, kind: int, body: bytes, runner: Runner, drafting: Drafting) -> None:

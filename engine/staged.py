@@ -35,6 +35,10 @@ class Staged(Protocol):
         """Return a pass whose results `finish` makes of so many rows of logits, after those of the passes before."""
         ...
 
+    def arriving(self, num_logits: int) -> Future[torch.Tensor | None]:
+        """Return so many rows of logits once they come, without a pass that samples them here: on a further rank."""
+        ...
+
     def settle(self) -> None:
         """Wait until the last pass has sampled on the device. Raises RankLostError."""
         ...
@@ -83,14 +87,22 @@ class StagedOnCpu:
         self._newest = StagedPass(self._thread.submit(self._results, num_logits, finish))
         return self._newest
 
+    def arriving(self, num_logits: int) -> Future[torch.Tensor | None]:
+        """See `Staged.arriving`."""
+        return self._thread.submit(self._logits, num_logits)
+
     def settle(self) -> None:
         """See `Staged.settle`: a host samples."""
 
     @torch.inference_mode()
     def _results(self, num_logits: int, finish: Finish) -> list[Sampled | None]:
+        return finish(self._logits(num_logits)).wait()
+
+    @torch.inference_mode()
+    def _logits(self, num_logits: int) -> torch.Tensor | None:
         shape = (num_logits, self._vocab_size if num_logits else 0)
         logits = self._stage.receive(torch.empty(shape, dtype=self._dtype))
-        return finish(logits if num_logits else None).wait()
+        return logits if num_logits else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +143,10 @@ class StagedOnGpu:
             over.record(self._stream)
         self._over = over
         return StagedPassOnGpu(self._stage, sampling, over)
+
+    def arriving(self, num_logits: int) -> Future[torch.Tensor | None]:
+        """See `Staged.arriving`: no stage on GPUs has several ranks."""
+        raise AssertionError("checked")
 
     def settle(self) -> None:
         """See `Staged.settle`."""

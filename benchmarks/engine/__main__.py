@@ -360,7 +360,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         [one for one in each.split(",") if one] for each in (options.ranks, options.stages)
     )
     if options.ranks and options.stages:
-        parser.error("--ranks beside --stages: ranks don't share a stage: one of both")
+        parser.error("--ranks beside --stages: one of both")
     if options.quick:
         options.kv_memory_mb = options.kv_memory_mb or 32
     return options

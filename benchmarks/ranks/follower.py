@@ -30,7 +30,7 @@ def main(kind: str, load: str, devices: str, *ends_of: str) -> None:
         return
     settings = decode_config(config)
     try:
-        ranks = ranks_on(ends.group, settings.device, are_stages=kind == "stages")
+        ranks = ranks_on(ends.group, settings.device, stages=ends.group.size if kind == "stages" else 1)
         engine = Engine(settings, load=LOADS[load], ranks=ranks)
     except (OSError, ValueError, MemoryError, RuntimeError) as error:
         ends.link.send((str(error) or type(error).__name__).encode())

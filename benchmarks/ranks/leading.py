@@ -29,7 +29,7 @@ def leading(
     command = [sys.executable, "-m", "benchmarks.ranks.follower", kind, load, ",".join(map(str, devices))]
     followers = Followers(count, command, environment=service_environment())
     try:
-        ranks = ranks_on(followers.group, "cuda" if devices else "cpu", are_stages=are_stages)
+        ranks = ranks_on(followers.group, "cuda" if devices else "cpu", stages=count if are_stages else 1)
         yield replace(ranks, followers=followers)
     finally:
         followers.close()

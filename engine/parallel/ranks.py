@@ -59,7 +59,7 @@ class Ranks:
     @property
     def number(self) -> int:
         """This process's among all of its worker."""
-        return self.group.rank + self.stage.number
+        return self.stage.number * self.group.size + self.group.rank
 
     @property
     def leads(self) -> bool:

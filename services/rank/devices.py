@@ -8,19 +8,21 @@ from functools import partial
 import torch
 
 from engine.kernels.collectives.group import Exchange, gpu_group
-from engine.parallel.group import Group
+from engine.parallel.group import ALONE, Group
 from engine.parallel.ranks import Ranks
 from engine.parallel.shared_memory import SharedMemoryGroup
 from kvtransfer.cuda.signals import StreamSignals
 from kvtransfer.cuda.symmetric import SymmetricMemory
 
 
-def ranks_on(host: SharedMemoryGroup, device: str, *, are_stages: bool) -> Ranks:
-    """Return what this process is of its worker: a stage, or a rank on this device. Raises MemoryError."""
-    if not are_stages:
+def ranks_on(host: SharedMemoryGroup, device: str, *, stages: int) -> Ranks:
+    """Return what this process is of its worker on this device: a rank, a stage, or a rank of a stage. Raises MemoryError."""
+    if stages == 1:
         return Ranks(group_on(host, device), exchange=host.exchange)
     if torch.device(device).type == "cpu":
-        return Ranks(stage=host.stage(), exchange=host.exchange)
+        width = host.size // stages
+        group = host.within(width) if width > 1 else ALONE
+        return Ranks(group, stage=host.stage(width=width), exchange=host.exchange)
     stage = host.stage(lambda memory: StreamSignals(memory, torch.device(device)))
     return Ranks(stage=stage, fewest=partial(fewest, host), exchange=host.exchange)
 

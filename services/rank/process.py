@@ -140,8 +140,8 @@ async def _loaded(transport: Transport, ends: Ends, asked: Asked) -> Engine | No
 
 def _load(transport: Transport, ends: Ends, asked: Asked) -> Engine | None:
     device = "cuda:0" if asked.on_gpu else "cpu"
-    ranks = ranks_on(ends.group, device, are_stages=asked.are_stages)
-    if asked.on_gpu and not asked.are_stages:
+    ranks = ranks_on(ends.group, device, stages=asked.stages)
+    if asked.on_gpu and asked.stages == 1:
         held_back(ends.group, device)  # the leader chooses the size of the pools
     config = ends.link.receive()
     if config is None:

@@ -113,7 +113,7 @@ async def led(settings: WorkerServiceSettings, worker: str) -> AsyncIterator[Led
         transport=settings.kv_transport,
         host=settings.transport_host,
         on_gpu=settings.processor.startswith("cuda"),
-        are_stages=settings.pipeline_parallel_size > 1,
+        stages=settings.pipeline_parallel_size,
         log_level=settings.log_level,
         log_format=settings.log_format,
     )
@@ -127,9 +127,9 @@ async def led(settings: WorkerServiceSettings, worker: str) -> AsyncIterator[Led
     if settings.processor == "cpu" and (own := stay_near(0, settings.processes)):
         log.info("rank.near", extra={"rank": 0, "processors": listed(own)})
     try:
-        ranks = ranks_on(followers.group, settings.processor, are_stages=asked.are_stages)
+        ranks = ranks_on(followers.group, settings.processor, stages=asked.stages)
         ranks = replace(ranks, followers=followers)
-        if asked.on_gpu and not asked.are_stages:
+        if asked.on_gpu and asked.stages == 1:
             ranks = replace(ranks, held_back=partial(held_back, followers.group, settings.processor))
         transport = RankedTransport(transport, followers.channels)
         yield Led(ranks, transport, followers)

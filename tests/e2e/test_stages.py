@@ -19,6 +19,29 @@ async def test_a_worker_of_two_stages_hands_over_to_one_process(tmp_path: Path) 
     await check(tmp_path, prefill=2, decode=1, are_stages=(STAGES, STAGES))
 
 
+async def test_a_worker_of_two_stages_of_two_ranks_hands_over_to_one_process(tmp_path: Path) -> None:
+    await check(tmp_path, prefill=2, decode=1, are_stages=(STAGES, RANKS), within=2)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("are_stages", "prefill", "decode"),
+    [((RANKS, STAGES), 1, 2), ((RANKS, STAGES), 2, 2), ((STAGES, STAGES), 2, 2), ((STAGES, RANKS), 2, 4)],
+)
+@pytest.mark.parametrize("name", ["llama", "deepseek_v3", "qwen3_next"])
+async def test_stages_of_several_ranks_hand_over(
+    name: str, are_stages: tuple[bool, bool], prefill: int, decode: int, tmp_path: Path
+) -> None:
+    case = next(case for case in CASES if case.name == name)
+    fields = {key: value for key, value in case.fields.items() if key != "layer_types"} | {"num_hidden_layers": 8}
+    model = replace(case, fields=fields).build(tmp_path / "model")
+    options = {} if case.max_model_len is None else {"max_model_len": case.max_model_len}
+    flags = ["--block-size", "32"]  # the smaller keys of a rank would ask for larger blocks
+    await check(
+        tmp_path, prefill=prefill, decode=decode, model=model, are_stages=are_stages, within=2, flags=flags, **options
+    )
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("transport", ["shm", "ucx"])
 @pytest.mark.parametrize(("prefill", "decode"), [(1, 2), (2, 2), (2, 4), (4, 2), (3, 2), (1, 4)])

@@ -67,9 +67,13 @@ async def check(
     decode: int,
     model: Path | None = None,
     are_stages: tuple[bool, bool] = (False, False),
+    within: int = 1,
     **options: object,
 ) -> None:
-    """Prompts alone, again with cached prefixes, and in a batch. `are_stages`: of the prefill and the decode worker."""
+    """Prompts alone, again with cached prefixes, and in a batch. `are_stages`: of the prefill and the decode worker.
+
+    `within`: the ranks of each stage.
+    """
     model = model or build_tiny_model(tmp_path / "llama", "llama")
     rng = random.Random(7)
     prompts = [[rng.randrange(10, 400) for _ in range(length)] for length in LENGTHS]
@@ -77,7 +81,8 @@ async def check(
     expected = greedy_tokens(model, [*prompts, *mixed], NEW_TOKENS)
     processes = {"prefill-0": prefill, "decode-0": decode}
     depths = {name: count for (name, count), is_deep in zip(processes.items(), are_stages, strict=True) if is_deep}
-    widths = {name: count for name, count in processes.items() if name not in depths}
+    widths = {name: within if name in depths else count for name, count in processes.items()}
+    processes |= {name: count * within for name, count in depths.items()}
     options = {"max_batch_tokens": 64, **options}
     async with (
         WideCluster(tmp_path / "run", model=model, widths=widths, depths=depths, **options) as cluster,

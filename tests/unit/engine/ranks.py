@@ -14,6 +14,7 @@ from common.messages import Grammar
 from engine.config import EngineConfig
 from engine.engine import Allocate, Engine
 from engine.lockstep import decode_config
+from engine.parallel.group import ALONE
 from engine.parallel.ranks import Ranks
 from engine.parallel.shared_memory import SharedMemoryGroup
 from engine.sequence import Sequence
@@ -38,11 +39,16 @@ PROMPTS = [prompt_of(length) for length in (1, 16, 70, 41)]
 class Threads:
     """Followers that are threads. They execute each message before the leader's next one. `allocate`: see `Engine`."""
 
-    def __init__(self, size: int, *, are_stages: bool = False, allocate: Allocate | None = None) -> None:
+    def __init__(
+        self, size: int, *, are_stages: bool = False, width: int = 1, allocate: Allocate | None = None
+    ) -> None:
+        """`width`: the ranks of each stage."""
         memory = mmap.mmap(-1, SharedMemoryGroup.num_bytes(size))
         groups = [SharedMemoryGroup(memory, rank=rank, size=size, lost=self.problem) for rank in range(size)]
         ranks = [
-            Ranks(stage=group.stage(), exchange=group.exchange) if are_stages else Ranks(group, exchange=group.exchange)
+            Ranks(group.within(width) if width > 1 else ALONE, stage=group.stage(width=width), exchange=group.exchange)
+            if are_stages
+            else Ranks(group, exchange=group.exchange)
             for group in groups
         ]
         self.group, self.others, self._allocate = groups[0], ranks[1:], allocate
@@ -96,11 +102,11 @@ def engine_of_ranks(config: EngineConfig, size: int, *, allocate: Allocate | Non
     return engine
 
 
-def engine_of_stages(config: EngineConfig, count: int, *, allocate: Allocate | None = None) -> Engine:
-    """An engine whose layers so many stages share."""
+def engine_of_stages(config: EngineConfig, count: int, *, width: int = 1, allocate: Allocate | None = None) -> Engine:
+    """An engine whose layers so many stages share, and `width` ranks each of these."""
     threads = torch.get_num_threads()
-    followers = Threads(count, are_stages=True, allocate=allocate)
-    engine = Engine(config, allocate=allocate, ranks=followers.leader)
+    ranks = Threads(count * width, are_stages=True, width=width, allocate=allocate).leader
+    engine = Engine(replace(config, tensor_parallel_size=width), allocate=allocate, ranks=ranks)
     torch.set_num_threads(threads)
     return engine
 

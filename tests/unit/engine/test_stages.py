@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import defaultdict
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from engine.cache.pages import plan_layout
 from engine.config import CacheConfig, DraftConfig, EngineConfig
 from engine.engine import Engine
 from engine.families import read_model_spec
-from engine.lockstep import decode_config, planned
+from engine.lockstep import _Kind, decode_config, planned
 from engine.parallel.group import RankLostError
 from engine.parallel.ranks import Ranks
 from engine.sequence import Sequence
@@ -51,6 +52,14 @@ DEEP = [
 # The first layer of Qwen3-Next that keeps keys and values is the fourth of four; Falcon-H1 has both in each layer. Where Jamba
 # is cut, one stage has two layers with states, and the other one.
 HYBRID = [("falcon_h1", 5, 4), ("qwen3_next", 8, 2), ("qwen3_next", 16, 4), ("jamba", 5, 2)]
+WIDE = [
+    ("llama", 4, 2, 2),
+    ("gpt_oss", 6, 2, 2),
+    ("qwen3_next", 8, 2, 2),
+    ("deepseek_v3", 5, 2, 2),
+    ("llama", 5, 3, 4),
+    ("mixtral", 6, 2, 2),
+]
 ALIKE = {"disable_hybrid_kv_cache_manager": True}  # layers with a window keep all
 
 
@@ -119,6 +128,63 @@ def test_states_are_in_the_stages_of_their_layers(name: str, layers: int, count:
     drafting = Generator(stages, draft=Drafts(known, wrong=0.2))
     assert drafting.run(asked()) == said
     assert sum(drafting.accepted) > 9
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "count", "width"),
+    [pytest.param(*each, marks=[] if number < 3 else [pytest.mark.long]) for number, each in enumerate(WIDE)],
+)
+def test_stages_of_several_ranks_generate_what_one_process_does(
+    name: str, layers: int, count: int, width: int, tmp_path: Path
+) -> None:
+    """Each rank has some heads of some layers: together they have all."""
+    config = replace(
+        _deep(name, layers, tmp_path, block_size=8 if name == "gpt_oss" else 32),
+        enable_expert_parallel=name != "mixtral",
+    )
+    stages, alone = engine_of_stages(config, count, width=width), Engine(config)
+    assert generated(stages) == generated(alone)
+    engines = [stages, *threads_of(stages).engines]
+    assert [(engine._ranks.stage.number, engine._ranks.group.rank) for engine in engines] == [
+        (stage, rank) for stage in range(count) for rank in range(width)
+    ]
+    assert all(engine.layout.same_model(alone.layout) for engine in engines)
+
+
+def test_ranks_of_the_first_stage_sample_while_later_passes_are_in_flight(config: EngineConfig, alone: Engine) -> None:
+    """In all ways, with tokens that the next pass begins with, drafts and scores."""
+    stages = engine_of_stages(config, 2, width=2)
+    wanted, found = Generator(alone, chunk_size=23), Generator(stages, chunk_size=23)
+    answers = wanted.run(asked())
+    assert found.run(asked()) == answers
+    known = {tuple(sequence.token_ids): answer for sequence, answer in zip(asked(), answers, strict=True)}
+    drafting = Generator(stages, draft=Drafts(known, wrong=0.2))
+    assert drafting.run(asked()) == answers
+    assert sum(drafting.accepted) > 9
+    assert said_in_flight(stages, [7, 8, 9]) == said_in_flight(alone, [7, 8, 9])
+    prompt = [5 + 7 * at % 90 for at in range(70)]
+    scoring = [[new_sequence("s", prompt, prompt_logprobs=3), new_sequence("p", prompt[:20])] for _ in range(2)]
+    assert scored(stages, scoring[0], chunk_size=33) == scored(alone, scoring[1], chunk_size=33)
+    samplers = [engine for engine in (stages, *threads_of(stages).engines) if engine._ranks.stage.number == 0]
+    assert len(samplers) == 2
+    assert not any(engine._lockstep._arriving or engine._lockstep._unsampled for engine in samplers)
+
+
+async def test_streams_are_in_all_stages_of_several_ranks(config: EngineConfig, alone: Engine) -> None:
+    assert await _decoded(engine_of_stages(config, 2, width=2), stages=2) == await _decoded(alone)
+
+
+def test_a_message_of_sampling_out_of_step_is_refused(config: EngineConfig) -> None:
+    """A rank of the first stage gets each pass's sampling once, and in order."""
+    stages = engine_of_stages(config, 2, width=2)
+
+    def send(self: Threads, *frames: bytes) -> None:
+        for frame in frames:
+            self.tell(*[frame] * (2 if frame[0] == _Kind.SAMPLING else 1))
+
+    with mock.patch.object(Threads, "send", send), pytest.raises(RankLostError):
+        Generator(stages).run([new_sequence("a", [5, 6, 7])])
+    assert re.match(r"rank 1 failed \(rank 1 is at pass \d+.*message 2 of pass \d+: they are out of step", stages.lost)
 
 
 def _deep(name: str, layers: int, folder: Path, *, block_size: int) -> EngineConfig:
@@ -305,7 +371,10 @@ def test_messages_larger_than_a_ring_arrive_whole() -> None:
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"tensor_parallel_size": 2}, "--tensor-parallel-size 2 beside it: ranks don't share a stage"),
+        (
+            {"tensor_parallel_size": 2, "device": "cuda"},
+            "--tensor-parallel-size 2 beside it: ranks share a stage on CPUs alone",
+        ),
         ({"draft": DraftConfig(folder=Path("/head"), num_drafts=2)}, "draft heads and models aren't cut into stages"),
         (
             {"cache": CacheConfig(num_blocks=8)},

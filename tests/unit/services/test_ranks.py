@@ -50,7 +50,14 @@ from tests.unit.engine.families.catalogue import CASES
             "--tensor-parallel-size 16: at most 8 GPUs share a model: take 8, or take 1",
         ),
         (["-pp", "3"], "--pipeline-parallel-size 3: a stage of 0 of 2 layers keeps no keys and values: take fewer"),
-        (["-pp", "2", "-tp", "2"], "--pipeline-parallel-size 2: --tensor-parallel-size 2 beside it: ranks don't share"),
+        (
+            ["-pp", "2", "-tp", "2", "--device", "cuda"],
+            "--pipeline-parallel-size 2: --tensor-parallel-size 2 beside it: ranks share a stage on CPUs alone: one of both",
+        ),
+        (
+            ["-pp", "8", "-tp", "16"],
+            "--pipeline-parallel-size 8: more than 64 processes with --tensor-parallel-size 16: fewer",
+        ),
         (["-pp", "2", "--device", "fake"], "--pipeline-parallel-size 2: a fake device computes nothing"),
         (["-pp", "2", "--kv-host-mb", "auto:shared"], "stages have host memory of their own: --kv-host-mb takes no"),
         (["-pp", "2", "--model-impl", "transformers"], "--pipeline-parallel-size 2: transformers computes a model"),
@@ -111,7 +118,10 @@ def test_ranks_share_the_cores_and_are_lent_no_weights(tmp_path: Path, monkeypat
 
 
 ASKED = [
-    (["-pp", "2", "-tp", "2"], "--pipeline-parallel-size 2: --tensor-parallel-size 2 beside it: ranks don't share"),
+    (
+        ["-pp", "2", "-tp", "2", "--device", "cuda"],
+        "--pipeline-parallel-size 2: --tensor-parallel-size 2 beside it: ranks share a stage on CPUs alone",
+    ),
     (["-tp", "2", "--kv-host-mb", "8:shared"], "--kv-host-mb takes no :shared with them, or take 1"),
     (["-pp", "2", "--kv-host-mb", "8:shared"], "--kv-host-mb takes no :shared with them, or take 1"),
     (["-pp", "2", "--speculative-config", "mtp"], "draft heads and models aren't cut into stages: draft by suffix"),
@@ -141,7 +151,7 @@ def test_a_host_refuses_ranks_beside_stages_as_it_reads_its_file(tmp_path: Path)
     file = tmp_path / "host.toml"
     file.write_text(
         'name = "h"\n[[worker]]\nmodel = "m"\n'
-        'options = {model = "somebody/something", tensor_parallel_size = 2, pipeline_parallel_size = 2}\n'
+        'options = {model = "some/thing", device = "cuda", tensor_parallel_size = 2, pipeline_parallel_size = 2}\n'
     )
     with pytest.raises(ConfigError, match="worker-0 of m: --pipeline-parallel-size 2: --tensor-parallel-size 2 beside"):
         read_written(file)
