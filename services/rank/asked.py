@@ -11,7 +11,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     worker: str
     transport: str
     host: str  # at which peers reach the transport
-    stages: int  # of as many ranks each as there are processes for them
+    stages: int  # 1: processes are ranks alone; else each stage has as many
     on_gpu: bool  # the one with its number that the leader sees
     log_level: str
     log_format: str

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 
 from tests.e2e.asking import all_idle, complete, until, watching
 from tests.e2e.cluster import Cluster
@@ -102,7 +103,10 @@ async def check(
     assert {name: len(state.region.each) for name, state in states.items()} == processes
     assert states["decode-0"].totals.refused_handoffs == 0
     totals, layout = states["prefill-0"].totals, states["prefill-0"].region.layout
-    sent = sum(part.block_bytes(size) for part in layout.whole_pages) if are_stages[0] else prefill * layout.block_bytes
+    own = [
+        msgspec.structs.replace(part, layers=part.all_layers or part.layers) for part in layout.pages
+    ]  # all stages' layers
+    sent = widths["prefill-0"] * sum(part.block_bytes(size) for part in own)
     assert totals.pushed_bytes == totals.pushed_blocks * sent
 
 
