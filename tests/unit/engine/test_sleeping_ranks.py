@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -25,7 +26,11 @@ from tests.unit.engine.generate import Generator, new_sequence
 from tests.unit.engine.ranks import Threads, engine_of_ranks, engine_of_stages, threads_of
 
 PROMPTS = [[3 + (number * 37 + at * 11) % 400 for at in range(length)] for number, length in enumerate((39, 5, 27))]
-SEVERAL = {"ranks": engine_of_ranks, "stages": engine_of_stages}
+SEVERAL = {
+    "ranks": engine_of_ranks,
+    "stages": engine_of_stages,
+    "stages of ranks": partial(engine_of_stages, width=2),
+}
 WAYS = pytest.mark.parametrize("moves", [True, False], ids=["weights move", "the pool alone"])
 
 
@@ -88,7 +93,7 @@ def test_all_give_their_memory_back_and_answer_as_before_when_they_wake(
         assert all(_inside(one).any() for one in each)
         asleep = engine.sleep(moves=moves)
         if moves:
-            assert [left_of(one) for one in each] == [0, 0]
+            assert [left_of(one) for one in each] == [0] * len(each)
             assert asleep.num_bytes == before[0] - engine.kv.nbytes
         else:
             assert not any(_inside(one).any() for one in each)
@@ -104,7 +109,7 @@ def test_drafters_of_ranks_sleep_too(config: EngineConfig, tmp_path: Path) -> No
     engine = engine_of_ranks(replace(config, **settings), 2, allocate=allocated)
     before, each = answers(engine), [engine, *threads_of(engine).engines]
     asleep = engine.sleep()
-    assert [left_of(one) for one in each] == [0, 0]
+    assert [left_of(one) for one in each] == [0] * len(each)
     engine.wake(asleep)
     assert answers(engine) == before
 
@@ -115,7 +120,8 @@ def test_without_room_on_one_none_falls_asleep(kind: str, config: EngineConfig, 
     before = left_of(engine)
     lacking = of_followers_alone(MemoryError("no room for 7 MiB"))
     with mock.patch.object(MovedOut, "__init__", lacking(MovedOut.__init__)):
-        with pytest.raises(LackingError, match=r"^rank 1: no room for 7 MiB$"):
+        said = "; ".join(f"rank {rank}: no room for 7 MiB" for rank in range(1, 1 + len(threads_of(engine).engines)))
+        with pytest.raises(LackingError, match=f"^{said}$"):
             engine.sleep()
     assert left_of(engine) == before
     assert answers(engine) == wanted
