@@ -248,7 +248,7 @@ class Engine:
             decoder,
             parts,
             limits,
-            Between(self._ranks.stage, model.hidden_size, decoder.weights.dtype, self.kv.device),
+            Between.of(self._ranks.stage, model.hidden_size, decoder.weights.dtype, self.kv.device),
             max_tokens=self.config.max_batch_tokens,
             max_sequences=self.config.max_sequences,
         )

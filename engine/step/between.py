@@ -9,6 +9,7 @@ import torch
 from engine.batch.batch import ForwardBatch
 from engine.batch.layout import GraphSize, PassSize
 from engine.parallel.stage import Stage
+from engine.step.graphs import logits_of, results_of
 
 
 class Between:
@@ -18,9 +19,14 @@ class Between:
         self._stage = stage
         self._captured = torch.zeros(0, hidden_size, dtype=dtype, device=device)  # what graphs read, the largest one's
 
+    @classmethod
+    def of(cls, stage: Stage, hidden_size: int, dtype: torch.dtype, device: torch.device) -> Between | None:
+        """None for a single stage, whose passes are the model's."""
+        return None if stage.count == 1 else cls(stage, hidden_size, dtype, device)
+
     def results(self, size: GraphSize) -> tuple[int, int]:
-        """The rows of a captured pass's results, and further ones that it has memory for."""
-        rows = size.num_sampled, size.tokens
+        """See `results_of`: all but the last stage's are rows."""
+        rows = results_of(size)
         return rows if self._stage.is_last else rows[::-1]
 
     def reserve(self, num_rows: int) -> None:
@@ -51,7 +57,6 @@ class Between:
             assert results is not None, "all rows go on"
             self._stage.send(results[: size.tokens])
             return None
-        logits = results[: size.num_sampled] if results is not None and size.num_sampled else None
-        if self._stage.count > 1:
-            self._stage.send(self._captured[:0] if logits is None else logits)
+        logits = logits_of(results, size)
+        self._stage.send(self._captured[:0] if logits is None else logits)
         return logits

@@ -7,7 +7,7 @@ from collections.abc import Sequence as SequenceOf
 
 import torch
 
-from engine.batch.layout import MAX_GRAPH_PROMPTS, GraphSize
+from engine.batch.layout import MAX_GRAPH_PROMPTS, GraphSize, PassSize
 from engine.sequence import Chunk
 from engine.step.limits import Limits
 
@@ -86,6 +86,16 @@ class Graphs:
     def measure(self, size: GraphSize) -> float:
         """Time a replay with the present inputs, in milliseconds."""
         return replay_ms(self._graphs[size])
+
+
+def results_of(size: GraphSize) -> tuple[int, int]:
+    """The rows of a captured pass's results, and further ones that it has memory for."""
+    return size.num_sampled, size.tokens
+
+
+def logits_of(results: torch.Tensor | None, size: PassSize) -> torch.Tensor | None:
+    """The logits [R, V] among a pass's results, which have more rows where it was captured."""
+    return results[: size.num_sampled] if results is not None and size.num_sampled else None
 
 
 def replay_ms(graph: torch.cuda.CUDAGraph) -> float:

@@ -26,7 +26,7 @@ from engine.sequence import Chunk, Sequence
 from engine.step.between import Between
 from engine.step.block_tables import BlockTables
 from engine.step.chained import Chained, Queries
-from engine.step.graphs import Graphs
+from engine.step.graphs import Graphs, logits_of, results_of
 from engine.step.limits import HeadLimits, Limits
 from engine.step.pack import graph_size, pack
 from engine.step.singles import pack_singles
@@ -66,12 +66,12 @@ class Runner:
         decoder: Decoder,
         parts: SequenceOf[Any],
         limits: Limits,
-        between: Between,
+        between: Between | None,
         *,
         max_tokens: int,
         max_sequences: int,
     ) -> None:
-        """`parts`: views of the pool, see `engine.model.decoder`."""
+        """`parts`: views of the pool, see `engine.model.decoder`. `between`: of a stage."""
         self.graphs = Graphs(limits)
         self._between = between
         self._decoder = decoder
@@ -110,12 +110,13 @@ class Runner:
         Stages hand rows to one another: the last one has logits. Raises RankLostError.
         """
         inputs, size = self._upload(packed.words), packed.size
-        rows = self._between.receive(size)
+        rows = None if self._between is None else self._between.receive(size)
         if size.graph is not None:
-            return self._between.hand_on(self.graphs.replay(size.graph), size)
-        batch = batch_of(size, packed.layout, inputs, self._newest)
-        batch = batch if rows is None else replace(batch, rows=rows)
-        return self._between.hand_on(self._decoder.forward(batch, self._parts), size)
+            results: torch.Tensor | None = self.graphs.replay(size.graph)
+        else:
+            batch = batch_of(size, packed.layout, inputs, self._newest)
+            results = self._decoder.forward(batch if rows is None else replace(batch, rows=rows), self._parts)
+        return logits_of(results, size) if self._between is None else self._between.hand_on(results, size)
 
     def inputs_of(self, packed: Packed) -> ForwardBatch:
         """The inputs of the pass that was executed last; `newest` are its own samples once these are kept."""
@@ -199,11 +200,13 @@ class Runner:
             for shape in self.limits.attention
         )
         wanted = [size for size in sizes if not size.prompts or in_bulk]
-        self._between.reserve(max((size.tokens for size in wanted), default=0))
-        for graph in sorted(wanted, key=self._between.results, reverse=True):
+        between, most = self._between, max((size.tokens for size in wanted), default=0)
+        if between is not None:
+            between.reserve(most)
+        for graph in sorted(wanted, key=results_of if between is None else between.results, reverse=True):
             packed = self._empty_pass(graph)
             batch = batch_of(packed.size, packed.layout, self._upload(packed.words), self._newest)
-            yield graph, self._between.captured(batch)
+            yield graph, batch if between is None else between.captured(batch)
 
     def _empty_pass(self, graph: GraphSize) -> Packed:
         return Packed.empty(graph_size(graph, self.limits))
