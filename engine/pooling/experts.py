@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch.nn.functional import linear
 
@@ -20,31 +23,27 @@ class Experts:
         shape = spec.count * spec.intermediate_size, hidden
         self._up, self._down = (weights.new(whole(under + name, *shape)) for name in (spec.up, spec.down))
         self._bias = weights.new(whole(under + spec.bias, hidden))
-        self._panels: list[tuple[floats.Panels, floats.Panels]] = []
+        self._each: list[Callable[[torch.Tensor], torch.Tensor]] = []
         weights.when_loaded.append(self._pack)
 
     def _pack(self) -> None:
+        activation, both = self._spec.activation, (each.chunk(self._spec.count) for each in (self._up, self._down))
+        matrices = list(zip(*both, strict=True))  # each expert's two [I, E]
         if not floats.takes(self._up):
+            self._each = [partial(_computed, up, down, activation) for up, down in matrices]
             return
-        self._panels = [
-            (floats.packed(up, None, self._spec.activation), floats.packed(down.T, None))
-            for up, down in self._matrices()
-        ]
+        packed = [(floats.packed(up, None, activation), floats.packed(down.T, None)) for up, down in matrices]
+        self._each = [partial(_computed_in_c, up, down) for up, down in packed]
         self._up = self._down = self._up.new_empty(0)  # a second copy of a model would be too much
-
-    def _matrices(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Each expert's two [I, E]."""
-        both = (each.chunk(self._spec.count) for each in (self._up, self._down))
-        return list(zip(*both, strict=True))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return [T, E]. On a GPU the host waits for the number of each expert's tokens."""
         shares, chosen = self._router(x).softmax(dim=-1, dtype=torch.float32).topk(self._spec.chosen, dim=-1)
         found = self._bias.expand(x.shape).clone()
-        for expert in range(self._spec.count):
+        for expert, compute in enumerate(self._each):
             rows, places = (chosen == expert).nonzero(as_tuple=True)
             if len(rows):
-                its = self._computed(expert, x[rows]) * shares[rows, places, None].to(x.dtype)
+                its = compute(x[rows]) * shares[rows, places, None].to(x.dtype)
                 found.index_add_(0, rows, its)  # no token is there twice
         return found
 
@@ -52,9 +51,10 @@ class Experts:
         """See `Product.onto`: what is to be added."""
         return self(x)
 
-    def _computed(self, expert: int, x: torch.Tensor) -> torch.Tensor:
-        if self._panels:
-            up, down = self._panels[expert]
-            return floats.product(floats.product(x, up), down)
-        own_up, own_down = self._matrices()[expert]
-        return ACTS[self._spec.activation](linear(x, own_up)) @ own_down
+
+def _computed(up: torch.Tensor, down: torch.Tensor, activation: str, x: torch.Tensor) -> torch.Tensor:
+    return ACTS[activation](linear(x, up)) @ down
+
+
+def _computed_in_c(up: floats.Panels, down: floats.Panels, x: torch.Tensor) -> torch.Tensor:
+    return floats.product(floats.product(x, up), down)

@@ -46,6 +46,26 @@ def answers(engine: Engine) -> list[list[int]]:
     return Generator(engine, chunk_size=90).run(sequences)
 
 
+def check_naps(engine: Engine, kind: str, *, shares: float = 1.0, noise_bytes: int = NOISE_BYTES) -> None:
+    """Sleep and wake twice; the card has `shares` of what one process has on it."""
+    before, sizes, pool = answers(engine), engine._runner.graphs.sizes, engine.kv.nbytes
+    assert sizes
+    awake = free_bytes()
+    for _ in range(2):
+        began = time.perf_counter()
+        asleep = engine.sleep()
+        slept_s, freed = time.perf_counter() - began, free_bytes() - awake
+        assert freed >= shares * (pool + asleep.num_bytes) - noise_bytes
+        began = time.perf_counter()
+        engine.wake(asleep)
+        torch.cuda.synchronize()
+        woke_s = time.perf_counter() - began
+        print(f"{kind}: {freed >> 20} MiB freed in {slept_s:.2f} s, awake in {woke_s:.2f} s")
+        assert engine._runner.graphs.sizes == sizes
+        assert awake - free_bytes() < noise_bytes
+        assert answers(engine) == before
+
+
 @pytest.mark.parametrize("kind", ["demo", "draft_model", *WITH_STATES])
 def test_an_engine_frees_the_card_and_answers_as_before_when_it_wakes(kind: str, tmp_path: Path) -> None:
     model, settings = ROOT / "demo", dict[str, Any]()
@@ -58,21 +78,7 @@ def test_an_engine_frees_the_card_and_answers_as_before_when_it_wakes(kind: str,
     cache = CacheConfig(kv_memory_bytes=POOL_BYTES)
     config = EngineConfig(model=model, device="cuda", dtype="float16", max_sequences=8, cache=cache, **settings)
     engine = Engine(config, allocate=lambda shape, dtype, device: torch.zeros(shape, dtype=dtype, device=device))
-    before, sizes, pool = answers(engine), engine._runner.graphs.sizes, engine.kv.nbytes
-    assert sizes
-    awake = free_bytes()
-    for _ in range(2):
-        began = time.perf_counter()
-        asleep = engine.sleep()
-        slept_s, freed = time.perf_counter() - began, free_bytes() - awake
-        assert freed >= pool + asleep.num_bytes - NOISE_BYTES
-        began = time.perf_counter()
-        engine.wake(asleep)
-        torch.cuda.synchronize()
-        print(f"{kind}: {freed >> 20} MiB freed in {slept_s:.2f} s, awake in {time.perf_counter() - began:.2f} s")
-        assert engine._runner.graphs.sizes == sizes
-        assert awake - free_bytes() < NOISE_BYTES
-        assert answers(engine) == before
+    check_naps(engine, kind)
 
 
 @pytest.mark.parametrize("apart", [False, True], ids=["one card", "two cards"])
@@ -101,22 +107,7 @@ def test_ranks_free_their_cards_and_answer_as_before_when_they_wake(kind: str, a
         engine = Engine(
             config, allocate=lambda shape, dtype, device: torch.zeros(shape, dtype=dtype, device=device), ranks=ranks
         )
-        before, sizes, pool = answers(engine), engine._runner.graphs.sizes, engine.kv.nbytes
-        assert sizes
-        awake = free_bytes()
-        for _ in range(2):
-            began = time.perf_counter()
-            asleep = engine.sleep()
-            slept_s, freed = time.perf_counter() - began, free_bytes() - awake
-            assert freed >= shares * (pool + asleep.num_bytes) - 2 * NOISE_BYTES
-            began = time.perf_counter()
-            engine.wake(asleep)
-            torch.cuda.synchronize()
-            woke_s = time.perf_counter() - began
-            print(f"{kind} of two: {freed >> 20} MiB freed in {slept_s:.2f} s, awake in {woke_s:.2f} s")
-            assert engine._runner.graphs.sizes == sizes
-            assert awake - free_bytes() < 2 * NOISE_BYTES
-            assert answers(engine) == before
+        check_naps(engine, f"{kind} of two", shares=shares, noise_bytes=2 * NOISE_BYTES)
         asleep = engine.sleep()
         [pid] = ranks.followers.pids  # type: ignore[attr-defined]
         os.kill(pid, signal.SIGKILL)

@@ -11,12 +11,12 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks.engine.workload import Prompts, Workload, driven
 from benchmarks.ranks.leading import leading
 from decode.micro_batches import LEAST_ROWS
 from engine.config import EngineConfig
@@ -29,12 +29,14 @@ from tests.unit.engine.drafts import Drafts
 from tests.unit.engine.families.case import Case
 from tests.unit.engine.generate import Generator, new_sequence, said_in_flight, scored
 from tests.unit.engine.ranks import asked
-from worker.device.prompt_budget import PromptBudget
+from tests.unit.engine.streams import decoded
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
+
+_decoded = partial(decoded, number=4 * LEAST_ROWS, tokens=20, token_budget=128)
 
 # A plain one, windows in blocks of their own, latents, and states beside keys and values.
 MODELS = [("llama", 4), ("gpt_oss", 6), ("deepseek_v3", 5), ("qwen3_next", 8), ("falcon_h1", 5)]
@@ -103,23 +105,12 @@ def test_rows_larger_than_a_ring_arrive_whole(tmp_path: Path) -> None:
 
 
 async def test_streams_are_in_all_stages_at_a_time(tmp_path: Path) -> None:
-    """By the worker's pipeline and scheduler, in passes of a part of the streams."""
+    """The worker's pipeline and scheduler launch passes of a part of the streams."""
     alone = config("llama", tmp_path, 4, dtype="float32", num_blocks=400, max_sequences=32)
-    wanted = await _decoded(Engine(alone), 1)
+    wanted = await _decoded(Engine(alone))
     assert [len(answer) for answer in wanted] == [9 + 20] * 4 * LEAST_ROWS
     with leading(_cards(), are_stages=True) as ranks:
-        assert await _decoded(Engine(alone, ranks=ranks), 2) == wanted
-
-
-async def _decoded(engine: Engine, stages: int) -> list[list[int]]:
-    workload = Workload(engine, stages=stages)
-    requests = Prompts(vocab_size=engine.vocab_size, seed=3).requests([9] * 4 * LEAST_ROWS, max_tokens=20)
-    async with driven(engine, workload, budget=PromptBudget(token_budget=128)) as pipeline:
-        for request in requests:
-            workload.enqueue(request)
-        pipeline.wake()
-        await workload.finished()
-    return [request.sequence.token_ids for request in requests]
+        assert await _decoded(Engine(alone, ranks=ranks), stages=2) == wanted
 
 
 def test_a_pool_has_as_many_blocks_as_the_stage_with_the_least_room(tmp_path: Path) -> None:

@@ -70,10 +70,7 @@ def _of_sum(
     row = tl.program_id(0).to(tl.int64) * NUM_FEATURES
     at = tl.arange(0, E)
     inside = at < NUM_FEATURES
-    weight = tl.load(weight_E + at, mask=inside, other=0.0).to(tl.float32)
-    bias = weight * 0.0
-    if HAS_BIAS:
-        bias = tl.load(bias_E + at, mask=inside, other=0.0).to(tl.float32)
+    weight, bias = _affine(weight_E + at, bias_E + at, inside, HAS_BIAS)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -95,10 +92,7 @@ def _of_rows(
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, E)
     inside = at < NUM_FEATURES
-    weight = tl.load(weight_E + at, mask=inside, other=0.0).to(tl.float32)
-    bias = weight * 0.0
-    if HAS_BIAS:
-        bias = tl.load(bias_E + at, mask=inside, other=0.0).to(tl.float32)
+    weight, bias = _affine(weight_E + at, bias_E + at, inside, HAS_BIAS)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -112,6 +106,16 @@ def _of_rows(
         total += tl.load(third_VE + number + at, mask=inside, other=0.0).to(tl.float32)
     normed = _normed(total, inside, weight, bias, eps, NUM_FEATURES)
     tl.store(out_TE + row * NUM_FEATURES + at, normed.to(out_TE.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _affine(weight_E, bias_E, inside, HAS_BIAS: tl.constexpr):
+    """Weight and bias [E] float32, 0 beyond the features."""
+    weight = tl.load(weight_E, mask=inside, other=0.0).to(tl.float32)
+    bias = weight * 0.0
+    if HAS_BIAS:
+        bias = tl.load(bias_E, mask=inside, other=0.0).to(tl.float32)
+    return weight, bias
 
 
 @triton.jit

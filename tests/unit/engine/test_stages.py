@@ -7,13 +7,13 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
 
-from benchmarks.engine.workload import Prompts, Workload, driven
 from decode.micro_batches import LEAST_ROWS
 from engine.batch.layout import Packed
 from engine.cache.pages import plan_layout
@@ -33,9 +33,10 @@ from tests.unit.engine.families.case import Case
 from tests.unit.engine.families.catalogue import CASES
 from tests.unit.engine.generate import Generator, new_sequence, said_in_flight, scored
 from tests.unit.engine.ranks import Threads, asked, engine_of_stages, generated, threads_of
-from worker.device.prompt_budget import PromptBudget
+from tests.unit.engine.streams import decoded
 
 PATIENCE_S = 60.0
+_decoded = partial(decoded, number=3 * LEAST_ROWS, tokens=10, token_budget=512)
 FIRST = ("llama", "mixtral", "gpt_oss", "deepseek_v3")  # all other cases are `long`
 # Layers and stages. Cohere ties one table to both ends; Gemma has a norm behind each half, and one layer in six sees everything.
 DEEP = [
@@ -296,18 +297,6 @@ async def test_streams_are_in_all_stages_at_a_time(config: EngineConfig, alone: 
     with mock.patch.object(Runner, "execute", gated):
         assert await _decoded(stages, stages=3) == answers
     assert {rows[number] for number in gates} == {LEAST_ROWS}
-
-
-async def _decoded(engine: Engine, *, stages: int = 1) -> list[list[int]]:
-    """Tokens of streams that the worker's pipeline and scheduler compute."""
-    workload = Workload(engine, stages=stages)
-    requests = Prompts(vocab_size=engine.vocab_size, seed=3).requests([9] * 3 * LEAST_ROWS, max_tokens=10)
-    async with driven(engine, workload, budget=PromptBudget(token_budget=512)) as pipeline:
-        for request in requests:
-            workload.enqueue(request)
-        pipeline.wake()
-        await workload.finished()
-    return [request.sequence.token_ids for request in requests]
 
 
 def test_a_stage_has_its_layers_alone(config: EngineConfig, alone: Engine, stages: Engine) -> None:

@@ -26,7 +26,7 @@ LONG: Lengths = [(2100, 2100), (300, 300), (5, 5)]
 
 
 def sight(lengths: Lengths, *, reach: int, is_causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """What each query sees [2, T], and its own key [T]."""
+    """Return `seen` [2, T], the first key of each query and the one behind its last, and its own key [T]."""
     first, end, own, at = list[int](), list[int](), list[int](), 0
     for queries, keys in lengths:
         for place in range(keys - queries, keys):

@@ -1,4 +1,4 @@
-"""What `baton pull` says of a model that is here already, that has no such file, or that nothing serves."""
+"""`baton pull` of a model that is here already, that has no such file, or that nothing serves: its words."""
 
 from __future__ import annotations
 

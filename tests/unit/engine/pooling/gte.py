@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from tests.pooling_models import NORMALIZED, build_word_tokenizer, randomise, write_modules
+from tests.unit.engine.pooling.references import turned
 
 FIELDS: dict[str, Any] = {
     "architectures": ["NewModel"],
@@ -67,19 +68,15 @@ class _Attention(nn.Module):
         else:
             parts = tuple(each(x).view(count, heads, -1) for each in (self.q_proj, self.k_proj, self.v_proj))
         queries, keys, values = (part.transpose(0, 1) for part in parts)  # [H, T, D]
-        queries, keys = self._turned(queries), self._turned(keys)
+        angles = self._angles(queries.shape[-1])
+        queries, keys = turned(queries, angles), turned(keys, angles)
         shares = (queries @ keys.transpose(1, 2) / queries.shape[-1] ** 0.5).softmax(-1)
         return torch.as_tensor(self.o_proj((shares @ values).transpose(0, 1).reshape(count, -1)))
 
-    def _turned(self, x: torch.Tensor) -> torch.Tensor:
-        """Each pair (d, d + D/2) as a complex number, turned by its angle."""
-        size = x.shape[-1]
+    def _angles(self, size: int) -> torch.Tensor:
         factor = (self.config["rope_scaling"] or {"factor": 1.0})["factor"]
         pair = torch.arange(size // 2, dtype=torch.float64)
-        angles = (factor * self.config["rope_theta"]) ** (-2 * pair / size) / factor ** (2 / size)
-        turns = torch.outer(torch.arange(x.shape[1], dtype=torch.float64), angles)
-        turned = torch.complex(*x.chunk(2, dim=-1)) * torch.polar(torch.ones_like(turns), turns)
-        return torch.cat((turned.real, turned.imag), dim=-1)
+        return torch.as_tensor((factor * self.config["rope_theta"]) ** (-2 * pair / size) / factor ** (2 / size))
 
 
 class _Mlp(nn.Module):

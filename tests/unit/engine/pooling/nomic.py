@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from tests.pooling_models import NORMALIZED, build_word_tokenizer, randomise, write_modules
+from tests.unit.engine.pooling.references import turned
 
 FIELDS: dict[str, Any] = {
     "activation_function": "gelu",
@@ -60,17 +61,11 @@ class _Attention(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         queries, keys, values = self.Wqkv(x).view(len(x), 3, self.heads, -1).permute(1, 2, 0, 3)  # [H, T, D] each
-        queries, keys = self._turned(queries), self._turned(keys)
-        shares = (queries @ keys.transpose(1, 2) / queries.shape[-1] ** 0.5).softmax(-1)
-        return torch.as_tensor(self.out_proj((shares @ values).transpose(0, 1).reshape(len(x), -1)))
-
-    def _turned(self, x: torch.Tensor) -> torch.Tensor:
-        """Each pair (d, d + D/2) as a complex number, turned by its angle."""
-        size = x.shape[-1]
+        size = queries.shape[-1]
         angles = self.base ** (-2 * torch.arange(size // 2, dtype=torch.float64) / size)
-        turns = torch.outer(torch.arange(x.shape[1], dtype=torch.float64), angles)
-        turned = torch.complex(*x.chunk(2, dim=-1)) * torch.polar(torch.ones_like(turns), turns)
-        return torch.cat((turned.real, turned.imag), dim=-1)
+        queries, keys = turned(queries, angles), turned(keys, angles)
+        shares = (queries @ keys.transpose(1, 2) / size**0.5).softmax(-1)
+        return torch.as_tensor(self.out_proj((shares @ values).transpose(0, 1).reshape(len(x), -1)))
 
 
 class _Mlp(nn.Module):

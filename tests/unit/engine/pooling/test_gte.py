@@ -10,7 +10,7 @@ import torch
 
 from engine.pooling.engine import PoolingInput
 from tests.unit.engine.pooling.gte import build_gte
-from tests.unit.engine.pooling.references import EXACT, changed, engine_of, inputs
+from tests.unit.engine.pooling.references import EXACT, changed, check_vectors, engine_of, inputs
 
 
 @pytest.mark.parametrize(
@@ -27,21 +27,11 @@ from tests.unit.engine.pooling.references import EXACT, changed, engine_of, inpu
     ids=["multilingual", "plain rotation", "no types", "two types", "three matrices", "Snowflake's", "two classes"],
 )
 def test_tokens_vectors_are_those_of_the_reference(changes: dict[str, Any], tmp_path: Path) -> None:
-    theirs, texts = build_gte(tmp_path, **changes), inputs()
-    engine = engine_of(tmp_path)
-    together = engine.compute([PoolingInput(tokens=text, work="token_embed", is_raw=True) for text in texts])
-    vectors = engine.compute([PoolingInput(tokens=text) for text in texts])
-    for text, found, vector in zip(texts, together, vectors, strict=True):
-        with torch.no_grad():
-            wanted = theirs(text).float()
-        torch.testing.assert_close(found, wanted, **EXACT)
-        torch.testing.assert_close(vector, torch.nn.functional.normalize(wanted[:1]), **EXACT)
-        [alone] = engine.compute([PoolingInput(tokens=text, work="token_embed", is_raw=True)])
-        torch.testing.assert_close(alone, found, **EXACT)
+    check_vectors(tmp_path, build_gte(tmp_path, **changes), lambda vectors: vectors[:1])
 
 
 def test_weights_of_words_are_those_of_the_reference(tmp_path: Path) -> None:
-    """Of each word the greatest; GTE's own code leaves out special tokens."""
+    """A word has the greatest weight of its tokens; GTE's own code leaves out special ones."""
     theirs, texts = build_gte(tmp_path, architectures=["NewModel", "NewForTokenClassification"]), inputs()
     engine = engine_of(tmp_path)
     assert engine.pooling.heads is not None

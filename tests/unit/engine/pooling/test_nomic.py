@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from engine.pooling.engine import PoolingInput
 from tests.unit.engine.pooling.nomic import build_nomic
-from tests.unit.engine.pooling.references import EXACT, changed, engine_of, inputs
+from tests.unit.engine.pooling.references import changed, check_vectors, engine_of
 
 
 @pytest.mark.parametrize(
@@ -19,17 +17,7 @@ from tests.unit.engine.pooling.references import EXACT, changed, engine_of, inpu
     ids=["every second layer", "every third", "all are chosen"],
 )
 def test_tokens_vectors_are_those_of_the_reference(changes: dict[str, Any], tmp_path: Path) -> None:
-    theirs, texts = build_nomic(tmp_path, **changes), inputs()
-    engine = engine_of(tmp_path)
-    together = engine.compute([PoolingInput(tokens=text, work="token_embed", is_raw=True) for text in texts])
-    vectors = engine.compute([PoolingInput(tokens=text) for text in texts])
-    for text, found, vector in zip(texts, together, vectors, strict=True):
-        with torch.no_grad():
-            wanted = theirs(text).float()
-        torch.testing.assert_close(found, wanted, **EXACT)
-        torch.testing.assert_close(vector, torch.nn.functional.normalize(wanted.mean(0, keepdim=True)), **EXACT)
-        [alone] = engine.compute([PoolingInput(tokens=text, work="token_embed", is_raw=True)])
-        torch.testing.assert_close(alone, found, **EXACT)
+    check_vectors(tmp_path, build_nomic(tmp_path, **changes), lambda vectors: vectors.mean(0, keepdim=True))
 
 
 @pytest.mark.parametrize(
