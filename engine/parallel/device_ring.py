@@ -12,7 +12,8 @@ from typing import Protocol
 
 import torch
 
-from engine.parallel.stage import LINE, SLOT_BYTES, SLOTS, WaitUntil, pieces_of, slots_from
+from engine.parallel.layout import LINE, PIECE, SLOT_BYTES, SLOTS, ring_slots_from
+from engine.parallel.stage import WaitUntil, pieces_of
 
 _WORD = 1 << 32  # numbers go round; streams compare them as signed distances
 FAR = 1 << 30  # further than any message that is still in a stream
@@ -40,7 +41,9 @@ class DeviceRing:
         """`memory`: bytes that are pinned on this device, zeroed at first; the ring begins at `start`, a multiple of 4."""
         self._words = {word: memory[word : word + 4].view(torch.int32) for word in (start, start + LINE)}
         self._written, self._read = self._words
-        self._slots = [memory[begin : begin + SLOT_BYTES] for begin in slots_from(start)]
+        begins = ring_slots_from(start)
+        self._slots = [memory[begin : begin + SLOT_BYTES] for begin in begins]
+        self._sizes = [begin - LINE + 8 * PIECE for begin in begins]  # read by what carries pieces to other hosts
         self._signals, self.wait_until = signals, wait_until
         self._number = 0  # pieces that were put into the stream, to be sent or received
 
@@ -51,6 +54,7 @@ class DeviceRing:
             if self._number >= SLOTS:
                 self._signals.wait(self._read, (self._number + 1 - SLOTS) % _WORD)
             self._slots[self._number % SLOTS][: len(piece)].copy_(piece, non_blocking=True)
+            self._signals.write(self._sizes[self._number % SLOTS], len(piece))
             self._number += 1
             self._signals.write(self._written, self._number % _WORD)
 

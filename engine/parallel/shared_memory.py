@@ -16,17 +16,14 @@ from functools import partial
 
 import torch
 
+from engine.parallel import layout
 from engine.parallel.device_ring import DeviceRing, Signals
 from engine.parallel.group import RankLostError
+from engine.parallel.layout import BEATS, DISMISSED, GROUP_SLOT_BYTES, KIND, LEFT, NUMBER, OF_A_STAGE, line_of
 from engine.parallel.stage import Lane, Ring, Stage
 
-SLOT_BYTES = 4 << 20
 LONGEST_WAIT_S = 60.0  # a living rank that comes later counts as hanging
 LONGEST_START_S = 1800.0  # while ranks load weights and compile kernels
-_LINE = 64  # bytes of a cache line: each rank's words have their own
-# Words of a rank's line: the number that it posted last and the kind of each of its last two operations, its beats, and the
-# first three again for the group of its stage.
-_NUMBER, _KIND, _BEATS, _OF_A_STAGE = 0, 1, 3, 4
 _SPINS = 2000
 _SLEEP_S = 50e-6
 _LONGEST_SLEEP_S = 1e-3
@@ -36,6 +33,8 @@ _CHECK_S = 0.02  # between checks on the others' lives
 
 class SharedMemoryGroup:
     """One process's end. `memory` is zeroed, of `num_bytes(size)`; `lost()` is why another can't come, "" while all live."""
+
+    num_bytes = staticmethod(layout.num_bytes)
 
     def __init__(
         self,
@@ -50,21 +49,16 @@ class SharedMemoryGroup:
         self._members, self._own, self._all = range(size) if members is None else members, rank, size
         self.rank, self.size = self._members.index(rank), len(self._members)
         self._lost = lost
-        self._words = memoryview(memory)[: (size + 1) * _LINE].cast("q")
+        self._words = memoryview(memory)[: layout.slots_from(size)].cast("q")
         # A stage's ranks have words and slots of their own: all may exchange something between two of their operations.
-        self._word, room = 0 if members is None else _OF_A_STAGE, 2 * size * SLOT_BYTES
-        begin = (size + 1) * _LINE + (0 if members is None else room)
+        self._word = 0 if members is None else OF_A_STAGE
+        begin, room = layout.slots_from(size, of_stages=members is not None), 2 * size * GROUP_SLOT_BYTES
         slots = torch.frombuffer(memory, dtype=torch.uint8, offset=begin, count=room)
-        self._slots = slots.view(2, size, SLOT_BYTES)
+        self._slots = slots.view(2, size, GROUP_SLOT_BYTES)
         self._memory = memory
         self._number = 0
         self._longest_wait_s = LONGEST_WAIT_S
         self._fence = threading.Lock()
-
-    @staticmethod
-    def num_bytes(size: int) -> int:
-        """Pages that nobody touches take no memory: a worker has ranks that sum, or stages with rings."""
-        return _slots_end(size) + size * Ring.NUM_BYTES
 
     def within(self, width: int) -> SharedMemoryGroup:
         """Return the group of this process's stage, of so many neighbours."""
@@ -80,13 +74,13 @@ class SharedMemoryGroup:
         before, behind = (self._own - width) % self._all, (self._own + width) % self._all
         # A thread of the first stage waits for logits while another one computes, which needs the interpreter.
         spins = _SPINS if self._own >= width else 0
-        before_from, after_from = (_slots_end(self._all) + number * Ring.NUM_BYTES for number in (before, self._own))
+        before_from, after_from = (layout.ring_from(self._all, number) for number in (before, self._own))
         wait, wait_behind = partial(self.wait_until, before, spins=spins), partial(self.wait_until, behind)
         if signalled is None:
             receiving: Lane = Ring(self._memory, before_from, wait)
             sending: Lane = Ring(self._memory, after_from, wait_behind)
         else:
-            page = _slots_end(self._all) // mmap.PAGESIZE * mmap.PAGESIZE
+            page = layout.rings_from(self._all) // mmap.PAGESIZE * mmap.PAGESIZE
             memory = torch.frombuffer(self._memory, dtype=torch.uint8, offset=page)
             signals = signalled(memory)
             receiving = DeviceRing(memory, before_from - page, signals, wait)
@@ -135,24 +129,24 @@ class SharedMemoryGroup:
 
     def leave(self) -> None:
         """Tell the others that this rank computes no more: their waits end."""
-        self._words[self._all * _LINE // 8] = self._own + 1
+        self._words[line_of(self._all) + LEFT] = self._own + 1
 
     def beat(self) -> None:
         """Show that this rank's process lives."""
-        self._words[self._own * _LINE // 8 + _BEATS] += 1
+        self._words[line_of(self._own) + BEATS] += 1
 
     def beats(self, rank: int) -> int:
         """The beats of a rank; 0 until it begins."""
-        return self._words[rank * _LINE // 8 + _BEATS]
+        return self._words[line_of(rank) + BEATS]
 
     def dismiss(self) -> None:
         """Tell the others that this rank, the leader, outlives them."""
-        self._words[self._all * _LINE // 8 + 1] = 1
+        self._words[line_of(self._all) + DISMISSED] = 1
 
     @property
     def is_dismissed(self) -> bool:
         """True once the leader ends the others; otherwise, if its link closes, it dies."""
-        return bool(self._words[self._all * _LINE // 8 + 1])
+        return bool(self._words[line_of(self._all) + DISMISSED])
 
     def _exchange(self, mine: torch.Tensor) -> list[torch.Tensor]:
         """Contribute one piece; return every rank's, in rank order, valid until the exchange after next."""
@@ -161,20 +155,20 @@ class SharedMemoryGroup:
         kind = mine.nbytes << 8 | mine.itemsize
         pieces = [slot[: mine.nbytes].view(mine.dtype) for slot in slots]
         pieces[self.rank].copy_(mine)
-        line = self._own * _LINE // 8
-        self._words[line + self._word + _KIND + self._number % 2] = kind
+        line = line_of(self._own)
+        self._words[line + self._word + KIND + self._number % 2] = kind
         with self._fence:  # the piece is written before the number is
-            self._words[line + self._word + _NUMBER] = self._number
+            self._words[line + self._word + NUMBER] = self._number
         for rank in self._members:
             self._wait_for(rank)
-            theirs = self._words[rank * _LINE // 8 + self._word + _KIND + self._number % 2]
+            theirs = self._words[line_of(rank) + self._word + KIND + self._number % 2]
             if theirs != kind:
                 self.leave()
                 raise RankLostError(f"rank {rank} computes something else than rank {self._own}: they are out of step")
         return pieces
 
     def _wait_for(self, rank: int) -> None:
-        words, number, word = self._words, self._number, rank * _LINE // 8 + self._word + _NUMBER
+        words, number, word = self._words, self._number, line_of(rank) + self._word + NUMBER
         self.wait_until(rank, lambda: words[word] >= number)
 
     def wait_until(self, rank: int, is_so: Callable[[], bool], *, spins: int = _SPINS) -> None:
@@ -195,7 +189,7 @@ class SharedMemoryGroup:
 
     def _check(self, rank: int, waited_s: float) -> None:
         """Raise RankLostError if waiting is in vain."""
-        left = self._words[self._all * _LINE // 8]
+        left = self._words[line_of(self._all) + LEFT]
         reason = f"rank {left - 1} has left" if left else self._lost()
         if not reason and waited_s > self._longest_wait_s:
             reason = f"rank {rank} hangs"
@@ -204,10 +198,6 @@ class SharedMemoryGroup:
             raise RankLostError(f"{reason}: rank {self._own} can't go on without it")
 
 
-def _slots_end(size: int) -> int:
-    return (size + 1) * _LINE + 4 * size * SLOT_BYTES
-
-
 def _pieces(x: torch.Tensor) -> Iterator[torch.Tensor]:
     """Views of a contiguous tensor's elements that fit into a slot."""
-    return iter(x.view(-1).split(SLOT_BYTES // x.itemsize))
+    return iter(x.view(-1).split(GROUP_SLOT_BYTES // x.itemsize))

@@ -12,16 +12,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import torch
 
 from engine.parallel.group import RankLostError
-
-SLOTS, SLOT_BYTES = 4, 1 << 20
-LINE = 64  # bytes of a cache line
-_WRITTEN, _READ = 0, LINE // 8  # words of the ring's head: slots written, and read, since it began
-_MESSAGE, _SIZE = 0, 1  # words of a slot's head: the message's number, and its bytes
+from engine.parallel.layout import LINE, MESSAGE, PIECE, READ, SIZE, SLOT_BYTES, SLOTS, WRITTEN, ring_slots_from
 
 WaitUntil = Callable[[Callable[[], bool]], None]  # returns once it is so, or raises RankLostError
 
@@ -50,12 +46,10 @@ class Lane(Protocol):
 class Ring:
     """A ring between hosts, which wait for one another: see `Lane`."""
 
-    NUM_BYTES: ClassVar[int] = 2 * LINE + SLOTS * (LINE + SLOT_BYTES)
-
     def __init__(self, memory: mmap.mmap, start: int, wait_until: WaitUntil) -> None:
         """`memory` is zeroed at first."""
         self._words = memoryview(memory)[start : start + 2 * LINE].cast("q")
-        begins = slots_from(start)
+        begins = ring_slots_from(start)
         self._heads = [memoryview(memory)[begin - LINE : begin].cast("q") for begin in begins]
         self._slots = [torch.frombuffer(memory, dtype=torch.uint8, offset=begin, count=SLOT_BYTES) for begin in begins]
         self.wait_until = wait_until
@@ -68,18 +62,18 @@ class Ring:
         lanes = tensor.contiguous().view(-1).view(torch.uint8)
         for piece in pieces_of(lanes):
             self.wait_until(self._has_room)
-            number = self._words[_WRITTEN]
+            number = self._words[WRITTEN]
             head = self._heads[number % SLOTS]
-            head[_MESSAGE], head[_SIZE] = self._message, len(lanes)
+            head[MESSAGE], head[SIZE], head[PIECE] = self._message, len(lanes), len(piece)
             self._slots[number % SLOTS][: len(piece)].copy_(piece)
             with self._fence:  # the piece is written before the number is
-                self._words[_WRITTEN] = number + 1
+                self._words[WRITTEN] = number + 1
 
     def _has_room(self) -> bool:
-        return self._words[_WRITTEN] - self._words[_READ] < SLOTS
+        return self._words[WRITTEN] - self._words[READ] < SLOTS
 
     def _has_more(self) -> bool:
-        return self._words[_WRITTEN] > self._words[_READ]
+        return self._words[WRITTEN] > self._words[READ]
 
     def receive(self, tensor: torch.Tensor) -> torch.Tensor:
         """See `Lane.receive`."""
@@ -87,25 +81,20 @@ class Ring:
         lanes = tensor.view(-1).view(torch.uint8)
         for piece in pieces_of(lanes):
             self.wait_until(self._has_more)
-            number = self._words[_READ]
+            number = self._words[READ]
             head = self._heads[number % SLOTS]
-            if (head[_MESSAGE], head[_SIZE]) != (self._message, len(lanes)):
+            if (head[MESSAGE], head[SIZE]) != (self._message, len(lanes)):
                 raise RankLostError(
-                    f"a stage has message {head[_MESSAGE]} of {head[_SIZE]} bytes for the next one, which waits for message"
+                    f"a stage has message {head[MESSAGE]} of {head[SIZE]} bytes for the next one, which waits for message"
                     f" {self._message} of {len(lanes)}: they are out of step"
                 )
             piece.copy_(self._slots[number % SLOTS][: len(piece)])
             with self._fence:  # it is read before the slot is free
-                self._words[_READ] = number + 1
+                self._words[READ] = number + 1
         return tensor
 
     def give_up(self) -> None:
         """See `Lane.give_up`: on a host nothing does."""
-
-
-def slots_from(start: int) -> list[int]:
-    """Return the beginnings of a ring's slots; the head of each is in the line before it."""
-    return [start + 2 * LINE + slot * (LINE + SLOT_BYTES) + LINE for slot in range(SLOTS)]
 
 
 def pieces_of(lanes: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -13,8 +13,9 @@ import torch
 
 from engine.parallel.device_ring import DeviceRing
 from engine.parallel.group import RankLostError
+from engine.parallel.layout import SLOT_BYTES, SLOTS
 from engine.parallel.shared_memory import SharedMemoryGroup
-from engine.parallel.stage import SLOT_BYTES, SLOTS, Stage
+from engine.parallel.stage import Stage
 
 PATIENCE_S = 60.0
 NOT_YET_S = 0.05
