@@ -114,12 +114,7 @@ class EngineConfig:
         """Raise ValueError for settings that so many stages don't have yet. `is_foreign`: `transformers` computes the model."""
         if count == 1:
             return
-        if self.tensor_parallel_size > 1 and self.device != "cpu":
-            refused, remedy = (
-                f"--tensor-parallel-size {self.tensor_parallel_size} beside it: ranks share a stage on CPUs alone",
-                "one of both",
-            )
-        elif self.draft is not None and self.draft.folder is not None:
+        if self.draft is not None and self.draft.folder is not None:
             refused, remedy = "draft heads and models aren't cut into stages", "draft by suffix or ngram"
         elif is_foreign:
             refused, remedy = "transformers computes a model whole", "a model of Baton's families"
@@ -132,7 +127,10 @@ class EngineConfig:
         if self.model_impl == "transformers":
             refused, remedy = "transformers computes a model whole", "leave --model-impl out"
         elif self.device != "cpu" and self.tensor_parallel_size > MOST_GPUS:
-            refused, remedy = f"at most {MOST_GPUS} GPUs share a model", f"take {MOST_GPUS}"
+            refused, remedy = (
+                f"at most {MOST_GPUS} GPUs share a layer",
+                f"take {MOST_GPUS}, beside --pipeline-parallel-size for more GPUs",
+            )
         else:
             return
         raise ValueError(f"--tensor-parallel-size {self.tensor_parallel_size}: {refused}: {remedy}, or take 1")

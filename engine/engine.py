@@ -373,13 +373,13 @@ class Engine:
             if is_scored:
                 self._lockstep.sample_nothing()
             self._forget_newest()
-            launched = DevicePass.of_none(chunks, self.kv.device, self._ranks.group.check)
+            launched = DevicePass.of_none(chunks, self.kv.device, self._ranks.check)
         else:
             packed = self._sampler.pack(sampling, self._newest, masks)
             rows = sampled_rows(ordered) if is_scored else None
             self._drawn = draw = self._lockstep.draw(self._sampler, logits, packed, self._newest.tensor, rows)
             self._remember(draw.newest)
-            launched = DevicePass(chunks, sampling, draw, None, masks.problems, self._ranks.group.check)
+            launched = DevicePass(chunks, sampling, draw, None, masks.problems, self._ranks.check)
         return launched if self.kv.is_cuda else Finished(launched.wait())
 
     def _remember(self, newest: NewestTokens) -> None:

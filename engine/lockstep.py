@@ -75,6 +75,10 @@ class Staged(Protocol):
 
     def arriving(self, num_logits: int) -> Arriving: ...
 
+    def sampling(self) -> AbstractContextManager[object]: ...
+
+    def follow_on(self) -> None: ...
+
 
 class Drafting(Protocol):
     """A follower's drafter, see `DraftChain`."""
@@ -136,7 +140,7 @@ class Lockstep:
     def lost(self) -> str:
         """See `Engine.lost`."""
         try:
-            self._ranks.group.check()
+            self._ranks.check()
         except RankLostError as error:
             return str(error)
         return self._ranks.followers.problem() or self._failed
@@ -266,7 +270,7 @@ class Lockstep:
         except struct.error:
             raise ValueError(f"a message of {len(frame)} bytes from rank 0: run the same release everywhere") from None
         body = frame[_HEAD.size :]
-        self._ranks.group.check()
+        self._ranks.check()
         is_over = self._logits is None and self._unread is None
         if kind in (_Kind.SLEEPING, _Kind.WAKING) or self._asleep is not None:
             self._rest(kind, number, body, engine)
@@ -303,6 +307,8 @@ class Lockstep:
         samples = self._ranks.stage.number == 0
         if kind == _Kind.FORWARD and number == self._number + 1:
             self._number, packed = number, Packed.decode(body)
+            if samples and packed.begins_unknown:
+                staged.follow_on()
             runner.execute(packed)
             if samples:
                 arriving = staged.arriving(packed.size.num_sampled)
@@ -313,7 +319,8 @@ class Lockstep:
         elif samples:
             logits = self._arriving.popleft()[1].result()
             assert logits is not None, "some are sampled"
-            self._sample(msgspec.msgpack.decode(body, type=_Sampling), logits, runner, sampler)
+            with staged.sampling():
+                self._sample(msgspec.msgpack.decode(body, type=_Sampling), logits, runner, sampler)
 
     @torch.inference_mode()  # as a leader's pass is: what graphs read was made so
     def _draft(self, kind: int, body: bytes, runner: Runner, drafting: Drafting) -> None:

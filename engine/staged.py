@@ -10,8 +10,9 @@ its host on CPUs; on a GPU the stream alone, so that it is launched at once, too
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,8 +36,16 @@ class Staged(Protocol):
         """Return a pass whose results `finish` makes of so many rows of logits, after those of the passes before."""
         ...
 
-    def arriving(self, num_logits: int) -> Future[torch.Tensor | None]:
+    def arriving(self, num_logits: int) -> Future[torch.Tensor | None] | Arrived:
         """Return so many rows of logits once they come, without a pass that samples them here: on a further rank."""
+        ...
+
+    def sampling(self) -> AbstractContextManager[object]:
+        """Context manager for what a further rank launches to sample logits that were arriving."""
+        ...
+
+    def follow_on(self) -> None:
+        """Have the next pass begin with the tokens that were sampled last, which the host need not know."""
         ...
 
     def settle(self) -> None:
@@ -91,6 +100,13 @@ class StagedOnCpu:
         """See `Staged.arriving`."""
         return self._thread.submit(self._logits, num_logits)
 
+    def sampling(self) -> AbstractContextManager[object]:
+        """See `Staged.sampling`: a host has no streams."""
+        return nullcontext()
+
+    def follow_on(self) -> None:
+        """See `Staged.follow_on`: a host samples."""
+
     def settle(self) -> None:
         """See `Staged.settle`: a host samples."""
 
@@ -119,6 +135,16 @@ class StagedPassOnGpu:
         return self.sampling.wait()
 
 
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """Logits that a stream waits for: whatever is launched there finds them."""
+
+    logits: torch.Tensor | None
+
+    def result(self) -> torch.Tensor | None:
+        return self.logits
+
+
 class StagedOnGpu:
     """See `Staged`: logits come and are sampled in a stream of their own, beside the passes that follow."""
 
@@ -130,23 +156,39 @@ class StagedOnGpu:
 
     def know(self, chunks: Iterable[Chunk]) -> None:
         """See `Staged.know`: the stream waits."""
-        if self._over is not None and _begins_unknown(chunks):
+        if _begins_unknown(chunks):
+            self.follow_on()
+
+    def follow_on(self) -> None:
+        """See `Staged.follow_on`: the stream of passes waits."""
+        if self._over is not None:
             torch.cuda.current_stream(self._nothing.device).wait_event(self._over)
 
     def launched(self, num_logits: int, finish: Finish) -> Pass:
         """See `Staged.launched`."""
-        with torch.cuda.stream(self._stream):
-            logits = self._nothing.new_empty(num_logits, self._vocab_size) if num_logits else self._nothing
-            self._stage.receive(logits)
-            sampling = finish(logits if num_logits else None)
-            over = torch.cuda.Event()
-            over.record(self._stream)
-        self._over = over
+        with self.sampling() as over:
+            sampling = finish(self._received(num_logits))
         return StagedPassOnGpu(self._stage, sampling, over)
 
-    def arriving(self, num_logits: int) -> Future[torch.Tensor | None]:
-        """See `Staged.arriving`: no stage on GPUs has several ranks."""
-        raise AssertionError("checked")
+    @torch.inference_mode()
+    def arriving(self, num_logits: int) -> Arrived:
+        """See `Staged.arriving`: the stream takes them when they come, so that no ring fills."""
+        with self.sampling():
+            return Arrived(self._received(num_logits))
+
+    @contextmanager
+    def sampling(self) -> Iterator[torch.cuda.Event]:
+        """See `Staged.sampling`: it is in the stream that takes logits; the event is recorded behind it."""
+        over = torch.cuda.Event()
+        with torch.cuda.stream(self._stream):
+            yield over
+            over.record(self._stream)
+        self._over = over
+
+    def _received(self, num_logits: int) -> torch.Tensor | None:
+        logits = self._nothing.new_empty(num_logits, self._vocab_size) if num_logits else self._nothing
+        self._stage.receive(logits)
+        return logits if num_logits else None
 
     def settle(self) -> None:
         """See `Staged.settle`."""

@@ -1,4 +1,4 @@
-"""A further rank of an engine that a test or a benchmark leads: `python -m benchmarks.ranks.follower KIND LOAD DEVICES …`.
+"""A further rank of an engine that a test or a benchmark leads: `python -m benchmarks.ranks.follower STAGES LOAD DEVICES …`.
 
 It repeats passes until its leader ends. A worker's further ranks (`services.rank`) also move KV.
 """
@@ -20,8 +20,8 @@ from services.rank.process import Ends
 LOADS = {"stored": load_weights, "drawn": draw_weights}
 
 
-def main(kind: str, load: str, devices: str, *ends_of: str) -> None:
-    """Follow the leader. `kind`: ranks or stages; `devices`: each one's card by number, "" on a CPU."""
+def main(stages: str, load: str, devices: str, *ends_of: str) -> None:
+    """Follow the leader. `stages`: their number, 1 for ranks alone; `devices`: each one's card by number, "" on a CPU."""
     ends = Ends(*map(int, ends_of))
     if devices:
         see_one_gpu(int(devices.split(",")[ends.rank]), count=torch.cuda.device_count())
@@ -30,7 +30,7 @@ def main(kind: str, load: str, devices: str, *ends_of: str) -> None:
         return
     settings = decode_config(config)
     try:
-        ranks = ranks_on(ends.group, settings.device, stages=ends.group.size if kind == "stages" else 1)
+        ranks = ranks_on(ends.group, settings.device, stages=int(stages))
         engine = Engine(settings, load=LOADS[load], ranks=ranks)
     except (OSError, ValueError, MemoryError, RuntimeError) as error:
         ends.link.send((str(error) or type(error).__name__).encode())

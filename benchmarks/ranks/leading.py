@@ -15,21 +15,22 @@ from services.runtime.commands import service_environment
 
 @contextmanager
 def leading(
-    devices: Sequence[int], *, load: str = "stored", size: int = 0, are_stages: bool = False
+    devices: Sequence[int], *, load: str = "stored", size: int = 0, are_stages: bool = False, width: int = 1
 ) -> Iterator[Ranks]:
     """Start a rank, or a stage, on each of the cards but the first, which is this process's; end them at last.
 
-    Without cards, there are `size` ranks on CPUs. `load`: "stored" weights, or "drawn" ones, which no checkpoint has.
+    Without cards, there are `size` ranks on CPUs. `load`: "stored" weights, or "drawn" ones, which no checkpoint has. `width`:
+    the ranks of each stage.
     """
     count = len(devices) or size
+    stages = count // width if are_stages else 1
     if count == 1:
         yield ONE_RANK
         return
-    kind = "stages" if are_stages else "ranks"
-    command = [sys.executable, "-m", "benchmarks.ranks.follower", kind, load, ",".join(map(str, devices))]
+    command = [sys.executable, "-m", "benchmarks.ranks.follower", str(stages), load, ",".join(map(str, devices))]
     followers = Followers(count, command, environment=service_environment())
     try:
-        ranks = ranks_on(followers.group, "cuda" if devices else "cpu", stages=count if are_stages else 1)
+        ranks = ranks_on(followers.group, "cuda" if devices else "cpu", stages=stages)
         yield replace(ranks, followers=followers)
     finally:
         followers.close()

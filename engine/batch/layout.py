@@ -250,6 +250,12 @@ class Packed:
         copies = self.words[start : start + len(values) * step].reshape(len(values), step)
         copies[:, : values[0].size] = values.reshape(len(values), -1)
 
+    @property
+    def begins_unknown(self) -> bool:
+        """True if a token is one that the pass before samples."""
+        start, count, _, _ = self.layout.places["sources"]
+        return bool((self.words[start : start + count] >= 0).any())
+
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(_Message(self.size, self.words.astype("<i4", copy=False).tobytes()))
 

@@ -1,6 +1,7 @@
 """The layout of the memory that a worker's processes share: words of each, slots for what they sum, rings between stages.
 
-    line of each process ... line of all | slots of the group | slots of the groups of stages | ring of each process
+    line of each process ... line of all | slots of the group | slots of the groups of stages | ring of each process ...
+    line of each process, of what its device missed ...
 
 It loads no torch: what carries the memory to other hosts needs none.
 """
@@ -43,9 +44,14 @@ def ring_from(size: int, number: int) -> int:
     return rings_from(size) + number * RING_BYTES
 
 
+def missed_from(size: int, number: int = 0) -> int:
+    """The beginning of a process's line of what its device missed: 32 bits for each rank of its stage."""
+    return ring_from(size, size) + number * LINE
+
+
 def num_bytes(size: int) -> int:
     """Pages that nobody touches take no memory: a worker has ranks that sum, or stages with rings."""
-    return ring_from(size, size)
+    return missed_from(size, size)
 
 
 def ring_slots_from(start: int) -> list[int]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.parallel.group import ALONE, Group
+from engine.parallel.group import ALONE, Group, RankLostError
 from engine.parallel.stage import ONLY_STAGE, Stage
 
 
@@ -47,6 +47,7 @@ class Ranks:
     `held_back()` waits for all ranks; it returns the bytes that another one's device has less free than this one's.
     `fewest(blocks)` waits for all stages; it returns how many blocks the one with the least room has. None: the leader's number.
     `exchange(own)` waits for all of them, too, and returns each one's bytes, of which all have as many. It raises RankLostError.
+    `missed()` says which process, of whichever stage, did not come to another one's sum in time; "" if all did.
     """
 
     group: Group = ALONE
@@ -55,11 +56,18 @@ class Ranks:
     held_back: Callable[[], int] = int
     fewest: Callable[[int], int] | None = None
     exchange: Callable[[bytes], list[bytes]] = lambda own: [own]
+    missed: Callable[[], str] = str
 
     @property
     def number(self) -> int:
         """This process's among all of its worker."""
         return self.stage.number * self.group.size + self.group.rank
+
+    def check(self) -> None:
+        """Raise RankLostError, naming the rank, if what was computed since is wrong: of one's own sums, or of another stage's."""
+        if missed := self.missed():
+            raise RankLostError(missed)
+        self.group.check()
 
     @property
     def leads(self) -> bool:

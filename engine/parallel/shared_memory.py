@@ -50,6 +50,7 @@ class SharedMemoryGroup:
         self.rank, self.size = self._members.index(rank), len(self._members)
         self._lost = lost
         self._words = memoryview(memory)[: layout.slots_from(size)].cast("q")
+        self._missed = memoryview(memory)[layout.missed_from(size) : layout.num_bytes(size)].cast("i")
         # A stage's ranks have words and slots of their own: all may exchange something between two of their operations.
         self._word = 0 if members is None else OF_A_STAGE
         begin, room = layout.slots_from(size, of_stages=members is not None), 2 * size * GROUP_SLOT_BYTES
@@ -86,6 +87,25 @@ class SharedMemoryGroup:
             receiving = DeviceRing(memory, before_from - page, signals, wait)
             sending = DeviceRing(memory, after_from - page, signals, wait_behind)
         return Stage(self._own // width, self._all // width, receiving, sending)
+
+    def missing(self) -> torch.Tensor:
+        """The words [N] int32, zero at first, where this process's device notes members that sent it nothing in time.
+
+        They are in what `stage` has pinned.
+        """
+        start = layout.missed_from(self._all, self._own)
+        return torch.frombuffer(self._memory, dtype=torch.int32, offset=start, count=self.size)
+
+    def missed(self) -> str:
+        """Return which process sent nothing in time to another one of its stage; "" if none was missed."""
+        for process in range(self._all):
+            first = process // self.size * self.size
+            for rank in range(self.size):
+                if self._missed[process * layout.LINE // 4 + rank]:
+                    return (
+                        f"rank {first + rank} sent nothing to rank {process} in time: what was computed since is wrong"
+                    )
+        return ""
 
     def all_reduce(self, partial: torch.Tensor) -> torch.Tensor:
         """See `Group.all_reduce`."""

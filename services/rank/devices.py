@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -19,16 +20,19 @@ def ranks_on(host: SharedMemoryGroup, device: str, *, stages: int) -> Ranks:
     """Return what this process is of its worker on this device: a rank, a stage, or a rank of a stage. Raises MemoryError."""
     if stages == 1:
         return Ranks(group_on(host, device), exchange=host.exchange)
+    width = host.size // stages
+    own = host.within(width)
     if torch.device(device).type == "cpu":
-        width = host.size // stages
-        group = host.within(width) if width > 1 else ALONE
-        return Ranks(group, stage=host.stage(width=width), exchange=host.exchange)
-    stage = host.stage(lambda memory: StreamSignals(memory, torch.device(device)))
-    return Ranks(stage=stage, fewest=partial(fewest, host), exchange=host.exchange)
+        return Ranks(own if width > 1 else ALONE, stage=host.stage(width=width), exchange=host.exchange)
+    stage = host.stage(lambda memory: StreamSignals(memory, torch.device(device)), width=width)
+    ranks = Ranks(stage=stage, fewest=partial(fewest, host), exchange=host.exchange)
+    if width == 1:
+        return ranks
+    return replace(ranks, group=group_on(own, device, missing=own.missing()), missed=own.missed)
 
 
 def fewest(host: SharedMemoryGroup, num_blocks: int) -> int:
-    """Return the fewest blocks that a stage has room for. It waits until all stages ask."""
+    """Return the fewest blocks that a process has room for. It waits until all ask."""
     return min(int.from_bytes(each, "little") for each in host.exchange(num_blocks.to_bytes(8, "little")))
 
 
@@ -38,9 +42,13 @@ def held_back(host: SharedMemoryGroup, device: str) -> int:
     return free - min(int.from_bytes(each, "little") for each in host.exchange(free.to_bytes(8, "little")))
 
 
-def group_on(host: SharedMemoryGroup, device: str) -> Group:
-    """Return the group of ranks on these devices: the hosts' own on CPUs, else GPUs that write to each other."""
-    return host if torch.device(device).type == "cpu" else gpu_group(host, torch.device(device), _mapped)
+def group_on(host: SharedMemoryGroup, device: str, *, missing: torch.Tensor | None = None) -> Group:
+    """Return the group of ranks on these devices: the hosts' own on CPUs, else GPUs that write to each other.
+
+    `missing`: see `Peers`.
+    """
+    on = torch.device(device)
+    return host if on.type == "cpu" else gpu_group(host, on, _mapped, missing=missing)
 
 
 def _mapped(inbox: torch.Tensor, rank: int, exchange: Exchange) -> Sequence[int]:

@@ -102,10 +102,17 @@ def _transport(settings: UpSettings) -> Iterator[Finding]:
 
 def _ranks(settings: UpSettings) -> Iterator[Finding]:
     for width, depth in dict.fromkeys(zip(settings.widths, settings.depths, strict=True)):
-        try:
-            settings.check_beside(width, depth)
-        except ConfigError as error:
-            yield Finding("ranks", "fail", str(error))
+        if refused := _refused(settings, width, depth):
+            yield Finding("ranks", "fail", refused)
+
+
+def _refused(settings: UpSettings, width: int, depth: int) -> str:
+    """Return why workers of so many ranks and stages can't be; "" if that depends on their model."""
+    try:
+        settings.check_beside(width, depth)
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def _sleep(settings: UpSettings) -> Iterator[Finding]:
@@ -131,7 +138,8 @@ def _read(settings: UpSettings) -> Iterator[Finding]:
         }
         for folder in settings.generating.values()
         for width, depth in dict.fromkeys(zip(settings.widths, settings.depths, strict=True))
-        if width * depth > 1 or (reads_all and folder.resolve() != DEMO)
+        if not _refused(settings, width, depth)  # said already
+        and (width * depth > 1 or (reads_all and folder.resolve() != DEMO))
     ]
     if reads_all:
         asked += [common | {f"{PREFIX}MODEL": str(folder)} for folder in settings.pooling.values()]

@@ -29,7 +29,7 @@ MOST_RANKS = 64
 Ranks = Annotated[int, Field(ge=1, le=MOST_RANKS)]
 STAGES = (
     "stages, a process each, of a range of the model's layers and their KV: passes go through them one behind another; with "
-    "--device cuda each has a GPU; beside --tensor-parallel-size, on CPUs, each has so many ranks"
+    "--device cuda each has a GPU; beside --tensor-parallel-size each has so many ranks"
 )
 HostSize = Annotated[str, BeforeValidator(str), AfterValidator(_a_size)]
 LISTENING = "|".join(name for name, kind in TRANSPORTS.items() if kind.listens_at)
@@ -222,10 +222,6 @@ class WorkerOptions(ModelSettings):
         if stages > 1:
             asked, several = f"--pipeline-parallel-size {stages}", "stages"
         for refused, is_so in (
-            (
-                f"--tensor-parallel-size {ranks} beside it: ranks share a stage on CPUs alone: one of both",
-                ranks > 1 < stages and self.processor != "cpu",
-            ),
             (
                 f"more than {MOST_RANKS} processes with --tensor-parallel-size {ranks}: fewer",
                 ranks * stages > MOST_RANKS,

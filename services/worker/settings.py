@@ -61,7 +61,7 @@ class WorkerServiceSettings(WorkerOptions):
 
     @property
     def processes(self) -> int:
-        """Ranks or stages of this worker; not both are more than one, see `check_ranks`."""
+        """The ranks of all stages of this worker."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     def check_ranks(self) -> None:

@@ -82,7 +82,7 @@ def test_an_engine_frees_the_card_and_answers_as_before_when_it_wakes(kind: str,
 
 
 @pytest.mark.parametrize("apart", [False, True], ids=["one card", "two cards"])
-@pytest.mark.parametrize("kind", ["demo", "draft_model", "stages"])
+@pytest.mark.parametrize("kind", ["demo", "draft_model", "stages", "stages of ranks"])
 def test_ranks_free_their_cards_and_answer_as_before_when_they_wake(kind: str, apart: bool, tmp_path: Path) -> None:
     if apart and torch.cuda.device_count() < 2:
         pytest.skip("needs two CUDA devices")
@@ -92,7 +92,8 @@ def test_ranks_free_their_cards_and_answer_as_before_when_they_wake(kind: str, a
         build_tiny_model(tmp_path / "draft", "qwen3", num_key_value_heads=4)
         settings = {"draft": DraftConfig(folder=tmp_path / "draft", is_model=True, num_drafts=4)}
     cache = CacheConfig(kv_memory_bytes=POOL_BYTES)
-    width, shares = (1, 1.5) if kind == "stages" else (2, 2.0)  # the second stage has a layer less
+    # The second stage has a layer less. Where stages have ranks, all of a stage are on a card.
+    width, shares = {"stages": (1, 1.5), "stages of ranks": (2, 3.0)}.get(kind, (2, 2.0))
     config = EngineConfig(
         model=model,
         device="cuda",
@@ -102,14 +103,16 @@ def test_ranks_free_their_cards_and_answer_as_before_when_they_wake(kind: str, a
         tensor_parallel_size=width,
         **settings,
     )
-    shares = 1.0 if apart else shares
-    with leading([0, int(apart)], are_stages=kind == "stages") as ranks:
+    are_stages, more = kind.startswith("stages"), width if kind == "stages of ranks" else 1
+    shares = 1.0 * more if apart else shares
+    cards = [0] * more + [int(apart)] * more
+    with leading(cards, are_stages=are_stages, width=more) as ranks:
         engine = Engine(
             config, allocate=lambda shape, dtype, device: torch.zeros(shape, dtype=dtype, device=device), ranks=ranks
         )
         check_naps(engine, f"{kind} of two", shares=shares, noise_bytes=2 * NOISE_BYTES)
         asleep = engine.sleep()
-        [pid] = ranks.followers.pids  # type: ignore[attr-defined]
+        pid, *_ = ranks.followers.pids  # type: ignore[attr-defined]
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(RankLostError, match="rank 1"):
             engine.wake(asleep)

@@ -23,10 +23,15 @@ def gpu_group(
     *,
     phase_bytes: int = PHASE_BYTES,
     longest_wait_s: float = LONGEST_WAIT_S,
+    missing: torch.Tensor | None = None,
 ) -> Peers:
-    """Return a rank's end of the group. Ranks learn of each other's inboxes when they meet first: nothing is launched before."""
+    """Return a rank's end of the group. Ranks learn of each other's inboxes when they meet first: nothing is launched before.
+
+    `missing`: see `Peers`.
+    """
     inbox, nowhere = allocate_inbox(device, phase_bytes), [0] * host.size
-    return Peers(inbox, nowhere, host.rank, longest_wait_s=longest_wait_s, meeting=_Meeting(host, inbox, mapped))
+    meeting = _Meeting(host, inbox, mapped)
+    return Peers(inbox, nowhere, host.rank, longest_wait_s=longest_wait_s, meeting=meeting, missing=missing)
 
 
 @dataclass(slots=True)

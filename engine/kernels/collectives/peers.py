@@ -49,8 +49,12 @@ class Peers:
         programs: int = PROGRAMS,
         longest_wait_s: float = LONGEST_WAIT_S,
         meeting: Callable[[torch.Tensor], None] = lambda addresses: None,
+        missing: torch.Tensor | None = None,
     ) -> None:
-        """`meeting`: waits for all ranks, and may fill in their inboxes' addresses."""
+        """`meeting`: waits for all ranks, and may fill in their inboxes' addresses.
+
+        `missing`: pinned words [N] int32, where others see, too, which ranks sent nothing in time.
+        """
         self.rank, self.size = rank, len(addresses)
         self._inbox = inbox
         self._phase_bytes = inbox.nbytes // PHASES
@@ -59,7 +63,9 @@ class Peers:
         self._limit_ms = max(1, round(longest_wait_s * 1000))
         self._addresses = torch.tensor(addresses, dtype=torch.int64, device=inbox.device)
         self._rounds = torch.zeros(programs + 1, dtype=torch.int32, device=inbox.device)  # the last: a round gave up
-        self._lost = torch.zeros(self.size, dtype=torch.int32, pin_memory=inbox.is_cuda)
+        if missing is None:
+            missing = torch.zeros(self.size, dtype=torch.int32, pin_memory=inbox.is_cuda)
+        self._lost = missing
 
     @property
     def lost_ranks(self) -> tuple[int, ...]:

@@ -360,10 +360,6 @@ def test_messages_larger_than_a_ring_arrive_whole() -> None:
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        (
-            {"tensor_parallel_size": 2, "device": "cuda"},
-            "--tensor-parallel-size 2 beside it: ranks share a stage on CPUs alone",
-        ),
         ({"draft": DraftConfig(folder=Path("/head"), num_drafts=2)}, "draft heads and models aren't cut into stages"),
         (
             {"cache": CacheConfig(num_blocks=8)},

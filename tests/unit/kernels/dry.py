@@ -189,29 +189,31 @@ class Host:
 
 
 class Led:
-    """The last rank of an engine, which does what the first one says while that says it: no kernel waits for another."""
+    """One further rank of an engine, which does what the first one says while that says it: no kernel waits for another."""
 
-    def __init__(self, size: int, card: Card, *, are_stages: bool = False) -> None:
-        self._size, self._card, self._are_stages = size, card, are_stages
-        self._memory = mmap.mmap(-1, SharedMemoryGroup.num_bytes(size))
+    def __init__(self, width: int, stages: int, card: Card, *, rank: int) -> None:
+        """`width`: the ranks of a stage."""
+        self._width, self._stages, self._card, self._rank = width, stages, card, rank
+        self._memory = mmap.mmap(-1, SharedMemoryGroup.num_bytes(width * stages))
         self._engine: Engine | None = None
         self.ranks = replace(self._place(0), followers=self)
 
     def _place(self, rank: int) -> Ranks:
-        if not self._are_stages:
-            return Ranks(self._group(rank))
-        group = SharedMemoryGroup(self._memory, rank=rank, size=self._size)
-        return Ranks(stage=group.stage(partial(Ordered, self._card)))
+        ranks = Ranks() if self._width == 1 else Ranks(self._group(rank % self._width))
+        if self._stages == 1:
+            return ranks
+        group = SharedMemoryGroup(self._memory, rank=rank, size=self._width * self._stages)
+        return replace(ranks, stage=group.stage(partial(Ordered, self._card), width=self._width))
 
     def _group(self, rank: int) -> Peers:
-        host: Any = Host(rank, self._size)
+        host: Any = Host(rank, self._width)
         here = torch.device("cuda")
-        return gpu_group(host, here, lambda inbox, *_: [inbox.data_ptr()] * self._size, phase_bytes=1 << 20)
+        return gpu_group(host, here, lambda inbox, *_: [inbox.data_ptr()] * self._width, phase_bytes=1 << 20)
 
     def send(self, *frames: bytes) -> None:
         for frame in frames:
             if self._engine is None:
-                self._engine = Engine(decode_config(frame), ranks=self._place(self._size - 1))
+                self._engine = Engine(decode_config(frame), ranks=self._place(self._rank))
             else:
                 with self._card.must_not_wait():
                     self._engine.follow(frame)
@@ -231,6 +233,7 @@ class Program:
     format: Format | None = None  # of all matrices; nothing is loaded then
     ranks: int = 1
     stages: int = 1
+    led: int = 0  # the further process that is there, too; 0: the last one
 
     def run(self, launches: Launches) -> None:
         """Raise CardError for what a card would refuse."""
@@ -246,11 +249,9 @@ class Program:
             model = self.build(Path(folder))
             with dry(launches) as card, mock.patch("engine.resolving.read_model_spec", read):
                 config = EngineConfig.of(model=model, device="cuda", **sizes | self.asked)
-                if self.ranks > 1:
-                    led = Led(self.ranks, card)
+                if (processes := self.ranks * self.stages) > 1:
+                    led = Led(self.ranks, self.stages, card, rank=self.led or processes - 1)
                     config, more["ranks"] = replace(config, tensor_parallel_size=self.ranks), led.ranks
-                if self.stages > 1:
-                    more["ranks"] = Led(self.stages, card, are_stages=True).ranks
                 compute(Engine(config, **more), card)
 
 
@@ -288,6 +289,8 @@ def programs() -> dict[str, Program]:
         found[f"{name}, 2 ranks"] = replace(of_case(cases[name]), ranks=2)
     for name in ("llama", "deepseek_v3"):
         found[f"{name}, 2 stages"] = replace(of_case(cases[name]), stages=2)
+        found[f"{name}, 2 stages of 2 ranks"] = replace(of_case(cases[name]), ranks=2, stages=2)
+    found["llama, a rank that samples, too"] = replace(of_case(cases["llama"]), ranks=2, stages=2, led=1)
     found["llama, 4 ranks in float32"] = replace(of_case(cases["llama"], dtype="float32"), ranks=4)
     found["phi, int8 keys and values, 2 ranks"] = replace(of_case(cases["phi"], kv_cache_dtype="int8"), ranks=2)
     is_cut = {"enable_expert_parallel": False}

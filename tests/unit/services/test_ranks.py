@@ -47,13 +47,9 @@ from tests.unit.engine.families.catalogue import CASES
         (["-tp", "2", "--model", "/no/such"], "/no/such"),
         (
             ["-tp", "16", "--device", "cuda"],
-            "--tensor-parallel-size 16: at most 8 GPUs share a model: take 8, or take 1",
+            "--tensor-parallel-size 16: at most 8 GPUs share a layer: take 8, beside --pipeline-parallel-size for more GPUs, or",
         ),
         (["-pp", "3"], "--pipeline-parallel-size 3: a stage of 0 of 2 layers keeps no keys and values: take fewer"),
-        (
-            ["-pp", "2", "-tp", "2", "--device", "cuda"],
-            "--pipeline-parallel-size 2: --tensor-parallel-size 2 beside it: ranks share a stage on CPUs alone: one of both",
-        ),
         (
             ["-pp", "8", "-tp", "16"],
             "--pipeline-parallel-size 8: more than 64 processes with --tensor-parallel-size 16: fewer",
@@ -118,10 +114,6 @@ def test_ranks_share_the_cores_and_are_lent_no_weights(tmp_path: Path, monkeypat
 
 
 ASKED = [
-    (
-        ["-pp", "2", "-tp", "2", "--device", "cuda"],
-        "--pipeline-parallel-size 2: --tensor-parallel-size 2 beside it: ranks share a stage on CPUs alone",
-    ),
     (["-tp", "2", "--kv-host-mb", "8:shared"], "--kv-host-mb takes no :shared with them, or take 1"),
     (["-pp", "2", "--kv-host-mb", "8:shared"], "--kv-host-mb takes no :shared with them, or take 1"),
     (["-pp", "2", "--speculative-config", "mtp"], "draft heads and models aren't cut into stages: draft by suffix"),
@@ -147,13 +139,21 @@ def test_what_no_model_could_change_is_refused_before_one_is_fetched(
     assert any(told in finding.said for finding in before_the_model(settings) if finding.level == "fail")
 
 
-def test_a_host_refuses_ranks_beside_stages_as_it_reads_its_file(tmp_path: Path) -> None:
+def test_what_no_model_could_change_is_said_once(tmp_path: Path) -> None:
+    words = ["-pp", "2", "-tp", "2", "--kv-host-mb", "8:shared", "--data-dir", str(tmp_path), "--port", "0"]
+    model = build_tiny_model(tmp_path / "llama", "llama")
+    settings = load_settings(UpSettings, command="up", arguments=["--model", str(model), *words], environment={})
+    told = [finding.said for finding in examine(settings.shared_out()) if finding.level == "fail"]
+    assert [line.partition(": ")[2][:17] for line in told if "stages" in line] == ["stages have host "]
+
+
+def test_a_host_refuses_what_stages_of_ranks_do_not_have_as_it_reads_its_file(tmp_path: Path) -> None:
     file = tmp_path / "host.toml"
     file.write_text(
         'name = "h"\n[[worker]]\nmodel = "m"\n'
-        'options = {model = "some/thing", device = "cuda", tensor_parallel_size = 2, pipeline_parallel_size = 2}\n'
+        'options = {model = "some/thing", device = "cuda", tensor_parallel_size = 16, pipeline_parallel_size = 8}\n'
     )
-    with pytest.raises(ConfigError, match="worker-0 of m: --pipeline-parallel-size 2: --tensor-parallel-size 2 beside"):
+    with pytest.raises(ConfigError, match="worker-0 of m: --pipeline-parallel-size 8: more than 64 processes"):
         read_written(file)
 
 
