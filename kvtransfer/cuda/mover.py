@@ -69,11 +69,11 @@ class Flight:
 
     def _capture(self) -> None:
         """Compile the kernel and capture its launch: launching a graph takes a fraction of the time."""
-        assert self._stream is not None
+        stream, turn = _capturing(self._device)
         torch.cuda.synchronize(self._device)  # the zeros must be written before another stream writes
-        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+        with turn, torch.cuda.device(self._device), torch.cuda.stream(stream):
             self._enqueue()  # an empty move that triggers compilation
-            self._stream.synchronize()
+            stream.synchronize()
             self._graph = torch.cuda.CUDAGraph()
             self._graph.capture_begin(capture_error_mode="thread_local")
             try:
@@ -135,6 +135,12 @@ class Flight:
             if not spin and self._stream is not None:
                 self._stream.query()  # raises if the device failed
             await asyncio.sleep(0 if spin else 0.001)
+
+
+@lru_cache(maxsize=16)
+def _capturing(device: torch.device) -> tuple[torch.cuda.Stream, threading.Lock]:
+    """The stream in which moves are captured: one that other moves are launched in meanwhile would capture these, too."""
+    return torch.cuda.Stream(device, priority=-1), threading.Lock()
 
 
 class Move:

@@ -57,24 +57,25 @@ def move_shares(
     source: int,
     target: int,
     lanes: torch.Tensor,
-    places: torch.Tensor,
+    places: torch.Tensor | None,
     spans: torch.Tensor,
     longest: int,
     source_lanes: int,
     target_lanes: int,
+    is_pushed: bool = True,
 ) -> None:
     """Copy pieces of blocks of `source_lanes` 32-bit lanes at address `source` into blocks of `target_lanes` at `target`.
 
     `request` [2 + 2 n] int64 is in host memory: the number of pieces and, from bit 32 on, the sequence number; the number of
     moves; then of each piece a word with its block here and, from bit 32 on, there, and one with its kind and, from bit 32
     on, its move. `lanes` [l, 2] int32 are the lanes of all kinds here (-1: zeros are written) and there, `places` [l] int64
-    their indices in the whole model's block, `spans` [k + 1] int64 the first lane of each kind, `longest` the most of one.
-    Otherwise as `move_blocks`, with a digest a move.
+    their indices in the whole model's block (None: nothing is digested), `spans` [k + 1] int64 the first lane of each kind,
+    `longest` the most of one. Otherwise as `move_blocks`, with a digest a move. `is_pushed`: into another device's memory.
     """
     pieces = triton.cdiv(longest, CHUNK * STEPS)
-    _move_shares[(PUSHING_PROGRAMS,)](
-        request, source, target, digests, finished, answer, lanes, places, spans, pieces, source_lanes, target_lanes,
-        CHUNK, STEPS, num_warps=8,
+    _move_shares[(PUSHING_PROGRAMS if is_pushed else PROGRAMS,)](
+        request, source, target, digests, finished, answer, lanes, digests if places is None else places, spans, pieces,
+        source_lanes, target_lanes, places is not None, CHUNK, STEPS, num_warps=8,
     )  # fmt: skip
 
 
@@ -125,7 +126,7 @@ def _move(
 @triton.jit(do_not_specialize=["pieces"])
 def _move_shares(
     request_n, source, target, digests_n, finished_1, answer_n, lanes_2l, places_l, spans_s, pieces, source_lanes,
-    target_lanes, CHUNK: tl.constexpr, STEPS: tl.constexpr,
+    target_lanes, DIGEST: tl.constexpr, CHUNK: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     head, moves = tl.load(request_n), tl.load(request_n + 1)
     count, sequence = (head & 0xFFFFFFFF).to(tl.int32), head >> 32
@@ -150,11 +151,13 @@ def _move_shares(
             origin = tl.load(lanes_2l + 2 * entry, mask=inside, other=-1)
             lanes = tl.load(read + origin, mask=inside & (origin >= 0), other=0)
             tl.store(write + tl.load(lanes_2l + 2 * entry + 1, mask=inside, other=0), lanes, mask=inside)
-            place = tl.load(places_l + entry, mask=inside, other=0)
-            term = ((lanes.to(tl.int64) & 0xFFFFFFFF).to(tl.uint64) + 1) * _multiplier(place)
-            total += tl.where(inside, term, tl.zeros_like(term))
-        tl.atomic_add(digests_n + move, tl.sum(total, axis=0).to(tl.int64), sem="relaxed")
-    _end(digests_n, finished_1, answer_n, sequence, moves.to(tl.int32), lane, True, CHUNK)
+            if DIGEST:
+                place = tl.load(places_l + entry, mask=inside, other=0)
+                term = ((lanes.to(tl.int64) & 0xFFFFFFFF).to(tl.uint64) + 1) * _multiplier(place)
+                total += tl.where(inside, term, tl.zeros_like(term))
+        if DIGEST:
+            tl.atomic_add(digests_n + move, tl.sum(total, axis=0).to(tl.int64), sem="relaxed")
+    _end(digests_n, finished_1, answer_n, sequence, moves.to(tl.int32), lane, DIGEST, CHUNK)
 
 
 @triton.jit

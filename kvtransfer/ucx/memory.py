@@ -18,6 +18,7 @@ import torch
 
 from common.messages import KVLayout
 from kvtransfer.cuda.mover import BlockMover, mover_of
+from kvtransfer.cuda.shares import PackedLanes, PackedMove
 from kvtransfer.digest import Factors, factors_of, lane_digest, lane_view
 from kvtransfer.host import gather, packed, scatter
 from kvtransfer.plan import Runs
@@ -29,6 +30,10 @@ from kvtransfer.ucx.wire import Array, Wire
 SLOTS = 4
 # Minimum pieces of a run: they bound the wait before the first is sent and after the last arrived.
 MIN_PIECES = 8
+# Kinds of pieces whose moves are kept compiled: a link has one for each group of layers and block of an entry.
+MOST_KINDS = 64
+# The runs of a piece, and the receiver's layout where they are packed; None where they are unpacked.
+Kind = tuple[tuple[Runs, ...], KVLayout | None]
 
 
 class Slot(Protocol):
@@ -42,8 +47,8 @@ class Slot(Protocol):
         """Begin to gather blocks."""
         ...
 
-    def pack_share(self, piece: Piece, moves: Sequence[Move], factors: Factors) -> None:
-        """Begin to gather a piece of a share of each move's blocks. `factors` are those of the receiver's blocks."""
+    def pack_share(self, piece: Piece, moves: Sequence[Move], layout: KVLayout) -> None:
+        """Begin to gather a piece of a share of each move's blocks, for a receiver of this layout."""
         ...
 
     async def packed(self, wire: Wire) -> bytes:
@@ -67,13 +72,20 @@ class PoolMemory(Protocol):
     slot_bytes: int  # whole blocks, at least one
     min_piece_bytes: int  # below this a message's fixed cost dominates
     hold_s: float  # longest time that moving blocks may hold the event loop
-    has_shares: bool  # it packs and unpacks parts of blocks
 
     async def slots(self, count: int, num_bytes: int) -> list[Slot]:
         """`count` slots, to be given back with `keep`. Raises MemoryError."""
         ...
 
     def keep(self, slots: list[Slot], num_bytes: int) -> None: ...
+
+    async def will_pack(self, slots: Sequence[Slot], pieces: Sequence[Piece], layout: KVLayout) -> None:
+        """Prepare slots, of which none is packed now, for `pack_share` of these pieces. Raises MemoryError."""
+        ...
+
+    async def will_unpack(self, slots: Sequence[Slot], runs: Sequence[Runs]) -> None:
+        """Prepare slots, of which none is unpacked now, for `unpack` of such runs. Raises MemoryError."""
+        ...
 
 
 def memory_of(pool: torch.Tensor, layout: KVLayout) -> PoolMemory:
@@ -110,7 +122,6 @@ class HostMemory:
 
     min_piece_bytes = 1 << 20
     hold_s = 0.0
-    has_shares = True
 
     def __init__(self, pool: torch.Tensor, layout: KVLayout) -> None:
         self.lanes = lane_view(pool)
@@ -124,6 +135,12 @@ class HostMemory:
     async def slots(self, count: int, num_bytes: int) -> list[Slot]:
         kept = self._kept.take(count, num_bytes)
         return kept if kept is not None else [HostSlot(self, num_bytes) for _ in range(count)]
+
+    async def will_pack(self, slots: Sequence[Slot], pieces: Sequence[Piece], layout: KVLayout) -> None:
+        """No-op: numpy compiles nothing."""
+
+    async def will_unpack(self, slots: Sequence[Slot], runs: Sequence[Runs]) -> None:
+        """No-op: numpy compiles nothing."""
 
 
 class HostSlot:
@@ -144,8 +161,8 @@ class HostSlot:
     def pack(self, blocks: Sequence[int]) -> None:
         self._begin(partial(self._pack, blocks), len(blocks) * self._memory.block_bytes)
 
-    def pack_share(self, piece: Piece, moves: Sequence[Move], factors: Factors) -> None:
-        self._begin(partial(self._pack_share, piece, moves, factors), len(moves) * piece.num_bytes)
+    def pack_share(self, piece: Piece, moves: Sequence[Move], layout: KVLayout) -> None:
+        self._begin(partial(self._pack_share, piece, moves, factors_of(layout)), len(moves) * piece.num_bytes)
 
     def _begin(self, pack: Callable[[], bytes], num_bytes: int) -> None:
         if num_bytes > self.inline_bytes:
@@ -190,7 +207,6 @@ class DeviceMemory:
 
     min_piece_bytes = 8 << 20  # a run of 32 MiB: 126 GB/s; with 2 MiB 83
     hold_s = 0.0005
-    has_shares = False
 
     def __init__(self, pool: torch.Tensor, layout: KVLayout) -> None:
         self._pool = pool
@@ -199,7 +215,43 @@ class DeviceMemory:
         self.slot_bytes = _whole_blocks(32 << 20, self.block_bytes)
         self._kept = _Kept()
         self.keep = self._kept.keep
-        mover_of(pool, layout).digests([0])  # compiled before the first handoff waits for it
+        self._lanes: dict[Kind, PackedLanes] = {}  # the same for all slots
+        # Compiled before the first handoff waits for it.
+        mover_of(pool, layout).digests([0])
+        whole = (Runs(source=0, destination=0, num_bytes=self.block_bytes),)
+        for kind in ((whole, layout), (whole, None)):
+            self.move_of(kind, pool)
+
+    def move_of(self, kind: Kind, staging: torch.Tensor) -> PackedMove:
+        """Return a new move of pieces of this kind between the pool and a slot's memory."""
+        lanes = self._lanes.get(kind)
+        if lanes is None:
+            lanes = PackedLanes.of(*kind, self._pool.device)
+            if len(self._lanes) >= MOST_KINDS:
+                self._lanes.clear()
+            self._lanes[kind] = lanes
+        return PackedMove(self.mover, staging.data_ptr(), lanes)
+
+    async def will_pack(self, slots: Sequence[Slot], pieces: Sequence[Piece], layout: KVLayout) -> None:
+        await self._will_move(slots, [(piece.runs, layout) for piece in pieces])
+
+    async def will_unpack(self, slots: Sequence[Slot], runs: Sequence[Runs]) -> None:
+        await self._will_move(slots, [(tuple(runs), None)])
+
+    async def _will_move(self, slots: Sequence[Slot], kinds: Sequence[Kind]) -> None:
+        """Capture moves in a thread, where they are new."""
+        own = [slot for slot in slots if isinstance(slot, DeviceSlot) and not slot.knows(kinds)]
+        if not own:
+            return
+
+        def learn() -> None:
+            for slot in own:
+                slot.learn(kinds)
+
+        try:
+            await asyncio.to_thread(learn)
+        except torch.OutOfMemoryError as error:
+            raise MemoryError(f"no room for the moves of shares: lower --kv-memory-mb ({error})") from error
 
     async def slots(self, count: int, num_bytes: int) -> list[Slot]:
         kept = self._kept.take(count, num_bytes)
@@ -211,15 +263,17 @@ class DeviceMemory:
         except torch.OutOfMemoryError as error:
             size = f"{count * num_bytes >> 20} MiB"
             raise MemoryError(f"no room for a link's staging of {size}: lower --kv-memory-mb ({error})") from error
-        return [DeviceSlot(self.mover, part) for part in staging]
+        return [DeviceSlot(self, part) for part in staging]
 
 
 class DeviceSlot:
-    """Both moves prepared: a slot may serve either end of a link."""
+    """Both moves of whole blocks prepared, as a slot may serve either end of a link; those of shares by kind."""
 
-    def __init__(self, mover: BlockMover, staging: torch.Tensor) -> None:
-        self._staging = staging
+    def __init__(self, memory: DeviceMemory, staging: torch.Tensor) -> None:
+        self._memory, self._staging, mover = memory, staging, memory.mover
         self._gather, self._scatter = mover.gather(staging.data_ptr()), mover.scatter(staging.data_ptr())
+        self._packing, self._unpacking = self._gather.flight, self._scatter.flight
+        self._shares: dict[Kind, PackedMove] = {}
         self._arrays = {staging.nbytes: Array(staging)}
 
     def array(self, num_bytes: int) -> Array:
@@ -230,25 +284,46 @@ class DeviceSlot:
         return self._arrays[num_bytes]
 
     def pack(self, blocks: Sequence[int]) -> None:
+        self._packing = self._gather.flight
         self._gather.start(blocks, None)
 
     async def packed(self, wire: Wire) -> bytes:
-        await wire.until(self._gather.flight.is_done)
-        return self._gather.flight.digests()
+        await wire.until(self._packing.is_done)
+        return self._packing.digests()
 
-    def pack_share(self, piece: Piece, moves: Sequence[Move], factors: Factors) -> None:
-        raise NotImplementedError
+    def pack_share(self, piece: Piece, moves: Sequence[Move], layout: KVLayout) -> None:
+        move = self._shares[piece.runs, layout]
+        self._packing = move.flight
+        move.start([each.entry[piece.source] for each in moves])
+
+    def knows(self, kinds: Sequence[Kind]) -> bool:
+        """True if all of these are prepared."""
+        return self._shares.keys() >= set(kinds)
+
+    def learn(self, kinds: Sequence[Kind]) -> None:
+        """Prepare moves of these kinds, while none is in flight."""
+        if len(self._shares) + len(kinds) > MOST_KINDS:
+            self._shares.clear()
+        for kind in kinds:
+            if kind not in self._shares:
+                self._shares[kind] = self._memory.move_of(kind, self._staging)
 
     def unpack(self, blocks: Sequence[int], runs: Sequence[Runs] = ()) -> None:
-        self._scatter.start(None, blocks)
+        if runs:
+            move = self._shares[tuple(runs), None]
+            self._unpacking = move.flight
+            move.start(blocks)
+        else:
+            self._unpacking = self._scatter.flight
+            self._scatter.start(None, blocks)
 
     def unpacked(self, meanwhile: Callable[[], object]) -> None:
         """Poll until the piece is in place (about 20 us); on a much slower device wait without holding the GIL."""
         give_up_at = time.perf_counter() + DeviceMemory.hold_s
-        while not self._scatter.flight.is_done():
+        while not self._unpacking.is_done():
             meanwhile()
             if time.perf_counter() > give_up_at:
-                self._scatter.flight.wait()
+                self._unpacking.wait()
 
 
 def _whole_blocks(num_bytes: int, block_bytes: int) -> int:

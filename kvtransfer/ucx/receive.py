@@ -115,6 +115,8 @@ class Incoming:
                 return
             self._wire.hold()
             async with asyncio.timeout(RUN_TIMEOUT_S):
+                if runs:
+                    await self._memory.will_unpack(self._slots, runs)
                 pieces = self._pieces(count, per_piece, kind, RUN_WORDS * len(runs))
                 taken = await self._take((lease_id, generation), pieces, runs)
                 await answer(self._wire, self._door, taken)

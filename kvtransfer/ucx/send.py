@@ -17,7 +17,6 @@ import numpy as np
 from common.messages import Region
 from common.pages import LANE_BYTES
 from kvtransfer.cuda.mover import MAX_BLOCKS
-from kvtransfer.digest import factors_of
 from kvtransfer.shares import Move, Piece, Share
 from kvtransfer.transport import TransferError, check_moves, check_run
 from kvtransfer.ucx.memory import SLOTS, PoolMemory, Slot, piece_blocks
@@ -89,6 +88,8 @@ class UcxLink:
                 await link._greet(token)
                 link._slots = await memory.slots(SLOTS, memory.slot_bytes)
                 link._sent = [None] * len(link._slots)
+            if share is not None:
+                await link._prepare(share)
             async with link._exchange(PROBE_TIMEOUT_S):
                 await link._measure()
         except TransferError:
@@ -104,6 +105,14 @@ class UcxLink:
         if magic != MAGIC:
             raise TransferError("the peer speaks another protocol")
         self._slot_bytes = min(slot_bytes, self._memory.slot_bytes)
+
+    async def _prepare(self, share: Share) -> None:
+        """Compile what packs our share, which may take longer than an answer."""
+        pieces = list(dict.fromkeys(piece for group in share.groups for piece in group))
+        try:
+            await self._memory.will_pack(self._slots, pieces, self._layout)
+        except MemoryError as error:
+            raise TransferError(str(error)) from error
 
     async def _send_greeting(self, message: bytes) -> None:
         await self._wire.end(self._endpoint, self._endpoint.stream_send(Array(message)))
@@ -194,7 +203,7 @@ class UcxLink:
         if self._sent[slot] is not None:
             await self._wire.end(self._endpoint, self._sent[slot])
         if share is not None:
-            self._slots[slot].pack_share(share, blocks, factors_of(self._layout))
+            self._slots[slot].pack_share(share, blocks, self._layout)
         elif blocks:
             self._slots[slot].pack(blocks)
         return slot

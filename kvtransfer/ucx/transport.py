@@ -77,7 +77,7 @@ class UcxTransport:
             "port": str(self._listener.port),
             "token": self._token.hex(),
             "protocol": PROTOCOL,
-            "shares": "1" if self._pool.has_shares else "",
+            "shares": "1",
             "reach": this_host() if self._host in LOOPBACK else "",
         }
         return Region(transport=self.name, incarnation=incarnation, layout=layout, address=address)
@@ -87,9 +87,9 @@ class UcxTransport:
         return await self._connect(region, None)
 
     async def connect_share(self, region: Region, share: Share) -> ShareLink:
-        if not region.address.get("shares") or (self._pool is not None and not self._pool.has_shares):
+        if not region.address.get("shares"):
             raise TransferError(
-                "shares of blocks move between hosts' memory alone, to releases that know them: give both ends one width"
+                "the peer's release takes no shares of blocks there: run one release, or give both one width"
             )
         return await self._connect(region, share)
 

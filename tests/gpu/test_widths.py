@@ -1,4 +1,4 @@
-"""Workers of one and of two GPUs hand over to each other by cuIpc, and answer as one process on a CPU does.
+"""Workers of one and of two GPUs hand over to each other by cuIpc or UCX, and answer as one process on a CPU does.
 
 python -m pytest -q tests/gpu/test_widths.py
 """
@@ -21,9 +21,10 @@ pytestmark = [
 GPU = {"device": "cuda:0", "transport": "cuda_ipc", "dtype": "float32"}  # the first of a worker's GPUs
 
 
+@pytest.mark.parametrize("transport", ["cuda_ipc", "ucx"])
 @pytest.mark.parametrize(("prefill", "decode"), [(1, 2), (2, 1), (2, 2)])
-async def test_widths_hand_over_to_each_other(prefill: int, decode: int, tmp_path: Path) -> None:
-    await check(tmp_path, prefill=prefill, decode=decode, **GPU)
+async def test_widths_hand_over_to_each_other(prefill: int, decode: int, transport: str, tmp_path: Path) -> None:
+    await check(tmp_path, prefill=prefill, decode=decode, **GPU | {"transport": transport})
 
 
 @pytest.mark.parametrize(("prefill", "decode"), [(1, 2), (2, 1)])

@@ -1,20 +1,22 @@
-"""Checks of the kernel that moves a rank's share of blocks, against copies in host memory."""
+"""Checks of the kernel that moves a rank's share of blocks, into a peer's pool or by way of a message, against host memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import torch
 
 from common.pages import KVLayout
 from kvtransfer.cuda import triton_blocks
 from kvtransfer.cuda.mover import BlockMover
-from kvtransfer.cuda.shares import ShareMove
+from kvtransfer.cuda.shares import PackedLanes, PackedMove, ShareMove
 from kvtransfer.digest import factors_of, lane_view
 from kvtransfer.host import copy_moves
 from kvtransfer.plan import Item, blocks_per_entry
-from kvtransfer.shares import Move, shares
+from kvtransfer.shares import Move, Share, shares
 from tests.unit.kernels.triton_checks import Suite
 from tests.unit.kvtransfer.widths import MODELS, ranks_of, stages_of
 
@@ -41,13 +43,13 @@ def check_depths(name: str, device: str, large: bool) -> None:
 
 def _check(sources: list[KVLayout], targets: list[KVLayout], device: str) -> None:
     if device == "cpu":
-        triton_blocks.PUSHING_PROGRAMS = 7  # the interpreter runs one after another
+        triton_blocks.PUSHING_PROGRAMS = triton_blocks.PROGRAMS = 7  # the interpreter runs one after another
     for rank, target in enumerate(targets):
-        moves = _moves(sources[0], target)
+        moves = moves_of(sources[0], target)
         for source, share in zip(sources, shares(sources, target, rank=rank, ranks=len(targets)), strict=True):
             if not share or share.is_whole:
                 continue
-            ours, theirs = _pool(source, device), _pool(target, device)
+            ours, theirs = new_pool(source, device), new_pool(target, device)
             if ours.is_cuda:
                 torch.cuda.synchronize()  # the mover has a stream of its own
             host, wanted = lane_view(ours.cpu()), lane_view(theirs.cpu().clone())
@@ -62,14 +64,45 @@ def _check(sources: list[KVLayout], targets: list[KVLayout], device: str) -> Non
                     found.append(move.flight.digests())
                 assert b"".join(found) == digests
             assert torch.equal(theirs.cpu(), torch.from_numpy(wanted.view("int32")))
+            _check_packed(source, target, share, moves, ours)
 
 
-def _pool(layout: KVLayout, device: str) -> torch.Tensor:
+def _check_packed(source: KVLayout, target: KVLayout, share: Share, moves: list[Move], ours: torch.Tensor) -> None:
+    """The same in messages: of a piece of several blocks each, packed here and unpacked where only the runs are known."""
+    theirs = new_pool(target, ours.device.type)
+    wanted = lane_view(theirs.cpu().clone())
+    digests = np.frombuffer(copy_moves(share, moves, lane_view(ours.cpu()), wanted, factors_of(target)), "<u8")
+    staging = torch.full((max(ours.nbytes, theirs.nbytes),), 7, dtype=torch.uint8, device=ours.device)
+    if ours.is_cuda:
+        torch.cuda.synchronize()
+    writer, reader = BlockMover(ours, source), BlockMover(theirs, target)
+    found = np.zeros(len(moves), "<u8")
+    for piece in dict.fromkeys(piece for group in share.groups for piece in group):
+        alike = [at for at, move in enumerate(moves) if piece in share.pieces(move.item)]
+        leaving = PackedMove(writer, staging.data_ptr(), PackedLanes.of(piece.runs, target, ours.device))
+        said = [replace(run, source=0, source_step=0) for run in piece.runs]  # as a header has them
+        arriving = PackedMove(reader, staging.data_ptr(), PackedLanes.of(said, None, ours.device))
+        for some in (alike[:2], alike[2:]):
+            if not some:
+                continue
+            leaving.start([moves[at].entry[piece.source] for at in some])
+            leaving.flight.wait()
+            assert leaving.flight.is_done()
+            found[some] += np.frombuffer(leaving.flight.digests(), "<u8")
+            arriving.start([moves[at].block for at in some])
+            arriving.flight.wait()
+            assert arriving.flight.is_done()
+            assert not arriving.flight.digests()
+    assert found.tolist() == digests.tolist()
+    assert torch.equal(theirs.cpu(), torch.from_numpy(wanted.view("int32")))
+
+
+def new_pool(layout: KVLayout, device: str) -> torch.Tensor:
     shape = layout.num_blocks, layout.block_bytes // 4
     return torch.randint(-(2**31), 2**31 - 1, shape, device=device, dtype=torch.int32)
 
 
-def _moves(source: KVLayout, target: KVLayout) -> list[Move]:
+def moves_of(source: KVLayout, target: KVLayout) -> list[Move]:
     """Two entries of each group, from and into blocks in no order."""
     ours, theirs = (iter(torch.randperm(BLOCKS).tolist() * 2) for _ in range(2))
     sizes = zip(blocks_per_entry(source), blocks_per_entry(target), strict=True)
@@ -86,6 +119,7 @@ def _is_cut(name: str) -> bool:
     return not one[0].compatible_with(two)
 
 
+IN_MESSAGES = ("heads", "int8", "windows and states", "latents and keys")  # see `message_checks`
 DEEP = ("heads", "int8", "latents and keys", "windows", "states")
 CHECKS: dict[str, Callable[[str, bool], None]] = {name: partial(check_widths, name) for name in MODELS if _is_cut(name)}
 CHECKS |= {f"{name}, stages": partial(check_depths, name) for name in DEEP}

@@ -11,6 +11,7 @@ from _pytest.mark import ParameterSet
 
 from tests.gpu.waves import WITH_STATES
 from tests.models import build_tiny_model
+from tests.needs import needs
 from tests.unit.engine.families import dense, experts
 from tests.unit.kernels import (
     codes_checks,
@@ -70,6 +71,18 @@ def test_collective(interpreter: Interpreter, name: str) -> None:
 @pytest.mark.parametrize("name", share_checks.CHECKS)
 def test_a_share_of_blocks_is_moved(interpreter: Interpreter, name: str) -> None:
     interpreter.check("share_checks", name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "heads",
+        *(pytest.param(name, marks=pytest.mark.long) for name in share_checks.IN_MESSAGES if name != "heads"),
+    ],
+)
+def test_a_share_of_blocks_goes_through_messages(interpreter: Interpreter, name: str) -> None:
+    needs("ucxx")
+    interpreter.check("message_checks", name)
 
 
 @pytest.mark.parametrize("name", switch_checks.CHECKS)
