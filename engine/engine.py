@@ -101,8 +101,8 @@ class Engine:
         self.vocab_size = model.vocab_size
         self.max_model_len = resolve_max_model_len(config.max_model_len, model.max_position_embeddings)
         model = with_windows(model.within(self.max_model_len), config.cache, dtype_name, self.max_model_len)
-        model = for_stage(model, *ranks.stage.place)
         model, draft = with_draft(model, config, longest=self.max_model_len, is_ours=foreign is None)
+        model = for_stage(model, *ranks.stage.place)
         if foreign is not None:
             self._decoder: Decoder | ForeignDecoder = foreign.load(model, dtype, device)
             load = _nothing_more

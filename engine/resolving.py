@@ -36,7 +36,7 @@ def marks_of(config: EngineConfig, model: ModelSpec, dtype: str) -> list[str]:
     marks = [f"quantization={named}"] if named else []
     if config.draft is not None and config.draft.folder is not None:
         drafter = "draft_model" if config.draft.is_model else "draft"
-        marks.append(f"{drafter}={model_fingerprint(config.draft.folder)}")
+        marks += [f"{drafter}={model_fingerprint(config.draft.folder)}", "draft_layers=first"]
     kept = [(layer.attention and layer.attention.codes) or dtype for layer in model.layers]
     # The hash root names the quantised dtype, but neither the dtype it was made from nor the quantised layers.
     marks += [f"kept={dtype}:{','.join(kept)}"] if set(kept) != {dtype} else []

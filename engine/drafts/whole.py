@@ -35,7 +35,10 @@ class DraftModelSpec:
 
     @property
     def in_pool(self) -> DraftSpec:
-        return DraftSpec(layers=self.model.layers, aux_layers=(), is_model=True, attends=True, ahead=1)
+        own = self.model
+        return DraftSpec(
+            layers=own.layers, hidden_size=own.hidden_size, aux_layers=(), is_model=True, attends=True, ahead=1
+        )
 
     def head(self, decoder: Decoder, max_model_len: int) -> DraftHead:
         return DraftModel(self, decoder, max_model_len)

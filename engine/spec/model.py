@@ -158,6 +158,7 @@ class DraftSpec:
     ahead: int = 0  # positions behind a pass that its first drafted token takes
     most: int | None = None  # drafted tokens; None: any number
     in_blocks: bool = False  # one pass guesses all tokens of a draft
+    hidden_size: int = 0  # 0: the model's
 
     def at_most(self, num_drafts: int) -> int:
         """The tokens of a draft for which so many are asked."""
@@ -246,6 +247,11 @@ class ModelSpec:
         return self.own_layers.stop == self.num_layers
 
     @property
+    def own_draft(self) -> DraftSpec | None:
+        """The drafter, if this process has it: the first stage's."""
+        return self.draft if self.has_embedding else None
+
+    @property
     def windows(self) -> tuple[int, ...]:
         """The window of each layer with attention."""
         return tuple(mixer.window for mixer in self.attentions)
@@ -282,32 +288,34 @@ class ModelSpec:
 
         What is kept of each token comes first, codes before all else: the first part's dtype is the pool's name elsewhere.
         """
-        found = Counter(kept for layer in (*self.layers, *self._draft_layers) for kept in layer.kept)
+        draft = self.draft.layers if self.draft is not None else ()
+        found = Counter(kept for layer in (*self.layers, *draft) for kept in layer.kept)
         return dict(sorted(found.items(), key=lambda item: item[0].rank))
 
     def kept_within(self, layers: range) -> Counter[Kept]:
-        """Number of these layers that keep each kind of content."""
-        return Counter(kept for layer in layers for kept in self.layers[layer].kept)
+        """Number of these layers that keep each kind of content, a drafter's among those of the first stage."""
+        draft = self.draft.layers if self.draft is not None and 0 in layers else ()
+        return Counter(kept for layer in (*draft, *(self.layers[index] for index in layers)) for kept in layer.kept)
 
     @property
     def places(self) -> tuple[tuple[tuple[int, int], ...], ...]:
         """For each layer of this process, the place of its content: the part's index and the layer's index within it."""
-        return self._places[: len(self.own_layers)]
+        return self._places[len(self._draft_layers) :]
 
     @property
     def draft_places(self) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """The same for the layers of its drafter, which follow the model's own."""
-        return self._places[len(self.own_layers) :]
+        """The same for the layers of its drafter, which come before the model's: so a stage's follow one another."""
+        return self._places[: len(self._draft_layers)]
 
     @property
     def _draft_layers(self) -> tuple[LayerSpec, ...]:
-        return self.draft.layers if self.draft is not None else ()
+        return self.own_draft.layers if self.own_draft is not None else ()
 
     @property
     def _places(self) -> tuple[tuple[tuple[int, int], ...], ...]:
         parts, used = list(self.kept), Counter[Kept]()
         places, lent = [], dict[str, tuple[tuple[int, int], ...]]()
-        for layer in (*(self.layers[index] for index in self.own_layers), *self._draft_layers):
+        for layer in (*self._draft_layers, *(self.layers[index] for index in self.own_layers)):
             numbers, mixer = list[tuple[int, int]](), layer.mixer
             for kept in layer.kept:  # a layer may keep two of a kind
                 numbers.append((parts.index(kept), used[kept]))

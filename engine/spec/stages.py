@@ -18,27 +18,35 @@ def for_stage(model: ModelSpec, number: int, count: int) -> ModelSpec:
     """Return the model as one of its stages computes it. Raises UnsupportedModelError where it can't be cut there.
 
     Layers are shared out evenly. The first stages have one more: their pools decide how many blocks there are, and the last
-    one has the head.
+    one has the head. The first one has the drafter, which counts as layers, unless the model can't be cut so.
     """
     if count == 1:
         return model
     if why := _whole(model):
         raise UnsupportedModelError(f"{FLAG} {count}: {why} aren't cut into stages yet: take 1")
-    ranges = tuple(_layers(model, each, count) for each in range(count))
+    refused = ""
+    for drafting in dict.fromkeys((_worth(model), 0)):
+        ranges = _ranges(model.num_layers, count, drafting)
+        if not (refused := _refused(model, ranges)):
+            return replace(model, stage=StageSpec(number, ranges))
+    raise UnsupportedModelError(f"{FLAG} {count}: {refused}")
+
+
+def _refused(model: ModelSpec, ranges: tuple[range, ...]) -> str:
+    """The reason that the model can't be cut into these layers, and the remedy; "" if it can."""
+    layers_alone = replace(model, draft=None)
     for layers in ranges:
-        kept = [each for each in model.kept_within(layers) if each.per_token]
+        kept = [each for each in layers_alone.kept_within(layers) if each.per_token]
         if not kept:
-            raise UnsupportedModelError(
-                f"{FLAG} {count}: a stage of {len(layers)} of {model.num_layers} layers keeps no keys and values: take fewer"
-            )
+            return f"a stage of {len(layers)} of {model.num_layers} layers keeps no keys and values: take fewer"
         if all(each.window for each in kept):
-            raise UnsupportedModelError(
-                f"{FLAG} {count}: a stage has only layers with a sliding window: take fewer, or"
+            return (
+                "a stage has only layers with a sliding window: take fewer, or"
                 " --disable-hybrid-kv-cache-manager for all workers of the model"
             )
         if why := _across(model, layers.start):
-            raise UnsupportedModelError(f"{FLAG} {count}: {why} before layer {layers.start}: take another number, or 1")
-    return replace(model, stage=StageSpec(number, ranges))
+            return f"{why} before layer {layers.start}: take another number, or 1"
+    return ""
 
 
 def elsewhere(model: ModelSpec) -> Callable[[str], bool]:
@@ -51,8 +59,20 @@ def elsewhere(model: ModelSpec) -> Callable[[str], bool]:
     return is_elsewhere if model.stage is not None else lambda name: False
 
 
-def _layers(model: ModelSpec, number: int, count: int) -> range:
-    return range(-(-model.num_layers * number // count), -(-model.num_layers * (number + 1) // count))
+def _worth(model: ModelSpec) -> int:
+    """The number of the model's layers that a drafter counts as: as many as its own, smaller ones by their hidden size."""
+    if model.draft is None:
+        return 0
+    size = model.draft.hidden_size or model.hidden_size
+    return max(1, round(len(model.draft.layers) * size / model.hidden_size))
+
+
+def _ranges(num_layers: int, count: int, drafting: int) -> tuple[range, ...]:
+    """The layers of each stage. The first one has one at least, beside a drafter that counts as so many."""
+    while drafting and -(-(num_layers + drafting) // count) <= drafting:
+        drafting -= 1
+    ends = [max(0, -(-(num_layers + drafting) * number // count) - drafting) for number in range(count + 1)]
+    return tuple(map(range, ends, ends[1:]))
 
 
 def _whole(model: ModelSpec) -> str:
@@ -61,8 +81,6 @@ def _whole(model: ModelSpec) -> str:
         return "several residual streams"
     if model.embedding.layer_inputs is not None:
         return "inputs of each layer"
-    if model.draft is not None:
-        return "drafters"
     return ""
 
 

@@ -16,15 +16,17 @@ import torch
 
 from decode.micro_batches import LEAST_ROWS
 from engine.batch.layout import Packed
-from engine.cache.pages import plan_layout
+from engine.cache.pages import page_parts, plan_layout
 from engine.config import CacheConfig, DraftConfig, EngineConfig
 from engine.engine import Engine
 from engine.families import read_model_spec
+from engine.kernels.attention import HeadShape
 from engine.lockstep import _Kind, decode_config, planned
 from engine.parallel.group import RankLostError
 from engine.parallel.ranks import Ranks
 from engine.sequence import Sequence
-from engine.spec.model import UnsupportedModelError
+from engine.spec.attention import AttentionSpec
+from engine.spec.model import DraftSpec, LayerSpec, ModelSpec, UnsupportedModelError
 from engine.spec.stages import FLAG, for_stage
 from engine.step.runner import Runner
 from tests.models import build_tiny_model
@@ -381,6 +383,38 @@ def test_what_stages_do_not_have_is_refused(
 def test_more_stages_than_layers_are_refused(config: EngineConfig) -> None:
     with pytest.raises(UnsupportedModelError, match=f"{FLAG} 4: a stage of 0 of 3 layers keeps no keys and values"):
         for_stage(read_model_spec(config.model), 0, 4)
+
+
+@pytest.mark.parametrize(
+    ("layers", "count", "drafting", "wanted"),
+    [
+        (8, 2, 0, [4, 4]),
+        (8, 2, 2, [3, 5]),
+        (16, 4, 1, [4, 4, 4, 4]),
+        (3, 2, 1, [1, 2]),
+        (4, 2, 9, [1, 3]),  # the first one keeps a layer
+        (64, 4, 6, [12, 17, 18, 17]),
+    ],
+)
+def test_a_drafter_counts_as_layers_of_the_first_stage(
+    layers: int, count: int, drafting: int, wanted: list[int]
+) -> None:
+    """What it keeps comes before the model's layers in a block, so those of each stage follow one another."""
+    layer = LayerSpec(mixer=AttentionSpec(heads=HeadShape(2, 1, 8), rope=None))
+    draft = DraftSpec(layers=(layer,) * drafting, aux_layers=()) if drafting else None
+    whole = ModelSpec(
+        vocab_size=9, hidden_size=8, max_position_embeddings=64, layers=(layer,) * layers, dtype="float32", draft=draft
+    )
+    stages = [for_stage(whole, number, count) for number in range(count)]
+    assert [len(stage.own_layers) for stage in stages] == wanted
+    parts = [part for stage in stages for part in page_parts(stage, "float32")]
+    kept = [wanted[0] + drafting, *wanted[1:]]
+    assert [(part.first_layer, part.layers, part.all_layers) for part in parts] == [
+        (sum(kept[:number]), kept[number], layers + drafting) for number in range(count)
+    ]
+    assert stages[0].draft_places == tuple(((0, number),) for number in range(drafting))
+    assert stages[0].places == tuple(((0, number),) for number in range(drafting, kept[0]))
+    assert all(stage.draft_places == () for stage in stages[1:])
 
 
 @pytest.mark.parametrize("sized", [{}, {"num_blocks": 30}, {"kv_memory_bytes": 1 << 20}])
