@@ -114,9 +114,7 @@ class EngineConfig:
         """Raise ValueError for settings that so many stages don't have yet. `is_foreign`: `transformers` computes the model."""
         if count == 1:
             return
-        if self.draft is not None and self.draft.folder is not None:
-            refused, remedy = "draft heads and models aren't cut into stages", "draft by suffix or ngram"
-        elif is_foreign:
+        if is_foreign:
             refused, remedy = "transformers computes a model whole", "a model of Baton's families"
         else:
             return

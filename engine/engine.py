@@ -5,8 +5,9 @@ Schedulers decide what a pass computes; the worker's pipeline applies the result
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -33,12 +34,11 @@ from engine.drafts.heads import BlockHead, DraftHead
 from engine.foreign import ForeignDecoder, is_foreign
 from engine.grammars.grammars import Grammars, Masks
 from engine.groups import groups_of
-from engine.kernels.attention import HeadShape, item_queries, items_at_once, tiling
-from engine.kernels.device import describe
+from engine.kernels.attention import HeadShape
 from engine.kernels.launch import compiled_ahead
-from engine.kernels.mla import Forms, forms_on, mla_items_at_once
 from engine.lockstep import Lockstep, planned
 from engine.model.decoder import Decoder
+from engine.model.limits import head_limits
 from engine.model.places import Part, kept_at
 from engine.parallel.ranks import ONE_RANK, Ranks
 from engine.passes import Finished, InvalidChunkError, Pass, Sampled
@@ -49,10 +49,9 @@ from engine.sampling.host import SampledRow, in_order, sample
 from engine.sampling.scores import ScoredPass, sampled_rows, split
 from engine.sampling.verifying import verifying
 from engine.sequence import Chunk, Sequence
-from engine.spec.mla import MLASpec
 from engine.spec.model import DraftSpec
 from engine.spec.stages import for_stage
-from engine.staged import staged
+from engine.staged import Sizes, Staged, staged
 from engine.step.between import Between
 from engine.step.graphs import graph_sizes
 from engine.step.limits import GroupTables, HeadLimits, LastAttention, Limits
@@ -119,17 +118,16 @@ class Engine:
             )
             model = self._decoder.spec
         self._head: DraftHead | BlockHead | None = None if lender is None else lender._head
-        if draft is not None and self._head is None:
+        if model.own_draft is not None and draft is not None and self._head is None:
             assert isinstance(self._decoder, Decoder), "checked"
             self._head = draft.head(self._decoder, self.max_model_len)
-        marks = marks_of(config, model, dtype_name) + [
-            f"differing={name}" for name in sorted(self._decoder.weights.differing)
-        ]
+        differing = map("differing={}".format, sorted(self._decoder.weights.differing))
+        marks = [*marks_of(config, model, dtype_name), *differing]
         self.fingerprint = model_fingerprint(config.model, marks)
         sizes = self._decoder.weights.bytes_while_loading, self.max_model_len, ranks.held_back()
         self.layout: KVLayout = planned(ranks, config, lambda its: plan_layout(model, its, dtype_name, *sizes))
         self.kv = (allocate or allocate_zeros)(pool_shape(self.layout), pool_dtype(self.layout), config.device)
-        self._drafting = self._new_drafting(self._decoder.spec.draft)
+        self._drafting = self._new_drafting(self._decoder.spec.own_draft)
         self.grammars = Grammars(config.model, self.vocab_size)
         self._newest = NewestTokens.none(device)
         self._drawn: Draw | None = None  # the last pass that sampled on the device
@@ -139,7 +137,8 @@ class Engine:
         # Milliseconds of drafting behind a pass, by sequences that draft.
         self.draft_ms: dict[int, float] = {}
         self.launch_ms = 0.0  # host time of an uncaptured pass; 0: no graphs
-        self._staged = staged(ranks.stage, self.vocab_size, dtype, device)
+        aux = self._decoder.aux
+        self._staged = staged(ranks.stage, Sizes(self.vocab_size, aux.arriving if aux else 0), dtype, device)
         self._sampler = DeviceSampler(self.vocab_size, max(config.max_sequences, config.max_batch_tokens), device)
         if device.type == "cuda":
             with ranks.stage.apart():
@@ -156,7 +155,7 @@ class Engine:
     def _start_on_gpu(self, load: Load) -> None:
         """Load the weights while kernels are compiled; capture graphs; run and time passes of every kind."""
         longest, sizes = min(self.config.max_batch_tokens, self.max_model_len), self._graph_sizes()
-        if self._head is not None and isinstance(self._decoder, Decoder):
+        if self._decoder.aux is not None:
             self._decoder.aux.reserve(max((size.tokens for size in sizes), default=0))
         with compiled_ahead():
             self._runner = self._new_runner(self._decoder.with_a_layer_of_each_kind())
@@ -185,7 +184,7 @@ class Engine:
         """Capture passes and drafts; return the drafts' milliseconds."""
         with self._lockstep.meeting():
             self._runner.capture(sizes)
-            return {} if self._drafting is None else self._drafting.capture(self._runner, sizes)
+            return self._drafting.capture(self._runner, sizes) if self._drafting is not None else {}
 
     @torch.inference_mode()
     def sleep(self, *, moves: bool = True) -> Asleep:
@@ -212,16 +211,17 @@ class Engine:
                 self._forget_newest()
 
     def _new_drafting(self, reads: DraftSpec | None) -> DraftChain | None:
-        if reads is None or self._head is None or self.config.draft is None:
+        if reads is None or self._head is None or self.config.draft is None or self._decoder.aux is None:
             return None  # all of them are there, or none
         return DraftChain(
             self._head,
             kept=self._head.kept_in(part_views(self.kv, self.layout)),
             device=self.kv.device,
-            heads=tuple(self._head_limits(heads, windows) for heads, windows in reads.windows_by_heads.items()),
+            heads=tuple(self._attending(reads.windows_by_heads).values()),
             num_drafts=reads.at_most(self.config.draft.num_drafts),
             reads=reads,
             leading=self._lockstep,
+            states=self._decoder.aux,
         )
 
     def _new_runner(self, decoder: Decoder | ForeignDecoder) -> Runner:
@@ -232,7 +232,7 @@ class Engine:
             block, _ = kept_at(parts, model.places[last - model.own_layers.start])
         else:
             block = last_block(model, str(decoder.weights.dtype).removeprefix("torch."), layout.block_size)
-        attention = {heads: self._head_limits(heads, windows) for heads, windows in model.windows_by_heads.items()}
+        attention = self._attending(model.windows_by_heads)
         limits = Limits(
             block_size=layout.block_size,
             num_blocks=layout.num_blocks,
@@ -248,31 +248,14 @@ class Engine:
             decoder,
             parts,
             limits,
-            Between.of(self._ranks.stage, model.hidden_size, decoder.weights.dtype, self.kv.device),
+            Between.of(self._ranks.stage, model.hidden_size, decoder.weights.dtype, self.kv.device, self._decoder.aux),
             max_tokens=self.config.max_batch_tokens,
             max_sequences=self.config.max_sequences,
         )
 
-    def _head_limits(self, heads: HeadShape, windows: tuple[int, ...]) -> HeadLimits:
-        device, forms, drafts = self.kv.device, self._forms(heads), self.config.draft
-        return HeadLimits(
-            heads,
-            windows,
-            items_at_once=items_at_once(describe(device), heads.num_kv_heads)
-            if forms is None
-            else mla_items_at_once(describe(device), heads.num_heads),
-            item_queries=item_queries(heads) if forms is None and drafts is not None and drafts.num_drafts else 1,
-            tiling=tiling(
-                device, self._decoder.weights.dtype, heads, is_plain=self._decoder.spec.has_plain_attention(heads)
-            ),
-            forms=forms,
-        )
-
-    def _forms(self, heads: HeadShape) -> Forms | None:
-        """Return the MLA forms of the layers with heads of this shape."""
-        mixers = (mixer for mixer in self._decoder.spec.attentions if mixer.heads == heads)
-        found = (mixer.shape(self._decoder.weights.dtype.itemsize) for mixer in mixers if isinstance(mixer, MLASpec))
-        return next((forms_on(self.kv.device, shape) for shape in found), None)
+    def _attending(self, windows: Mapping[HeadShape, tuple[int, ...]]) -> dict[HeadShape, HeadLimits]:
+        model, verifies = self._decoder.spec, self.config.draft is not None and self.config.draft.num_drafts > 0
+        return head_limits(model, windows, self._decoder.weights, verifies=verifies)
 
     def warm_up(self) -> None:
         """Run passes of every kind while the pool is empty, so that no request waits for a compilation."""
@@ -308,19 +291,31 @@ class Engine:
     def _launch(self, chunks: list[Chunk], packed: Packed) -> Pass:
         """Start a packed pass over chunks of which none has a row besides itself."""
         ordered = self._runner.ordered(chunks)
-        is_alone = self._ranks.group.size == 1 and self._staged is None
-        logits = self._runner.execute(packed) if is_alone else self._lockstep.execute(self._runner, packed)
         if self._staged is not None:
-            return self._staged.launched(packed.size.num_sampled, lambda logits: self._sampled(chunks, logits, ordered))
+            return self._launch_staged(self._staged, chunks, ordered, packed)
+        is_alone = self._ranks.group.size == 1
+        logits = self._runner.execute(packed) if is_alone else self._lockstep.execute(self._runner, packed)
         if self._drafting is None:
-            return self._sampled(chunks, logits, ordered)
+            return self._sampled(chunks, ordered, logits)
         with self._lockstep.drafting():
             inputs = self._drafting.inputs_of(self._runner, packed)
-            return self._drafting.behind(
-                self._runner, self._sampled(chunks, logits, ordered), chunks, ordered, packed, inputs
-            )
+            launched = self._sampled(chunks, ordered, logits)
+            return self._drafting.behind(self._runner, launched, chunks, ordered, packed, inputs)
 
-    def _sampled(self, chunks: list[Chunk], logits: torch.Tensor | None, ordered: list[Chunk]) -> Pass:
+    def _launch_staged(self, staged: Staged, chunks: list[Chunk], ordered: list[Chunk], packed: Packed) -> Pass:
+        """The same where later stages go on with it."""
+        drafting, runner, finish = self._drafting, self._runner, partial(self._sampled, chunks, ordered)
+        with self._lockstep.turn():
+            self._lockstep.execute(runner, packed)
+            if drafting is None:
+                return staged.launched(packed.size, finish)
+            if self._ranks.stage.is_apart:  # nothing comes whose results could be waited for
+                inputs = drafting.inputs_of(runner, packed)
+                return drafting.behind(runner, staged.launched(packed.size, finish), chunks, ordered, packed, inputs)
+            later = drafting.later(runner, chunks, ordered, packed)
+        return staged.launched(packed.size, finish, later.drafted)
+
+    def _sampled(self, chunks: list[Chunk], ordered: list[Chunk], logits: torch.Tensor | None) -> Pass:
         """Start sampling, and score what the logits of prompts are wanted for."""
         if logits is None or not any(chunk.scored for chunk in ordered):
             return self._sample(chunks, logits, ordered)

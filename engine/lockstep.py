@@ -5,7 +5,7 @@ samples from the same logits by the same words, so no token is sent, and the nex
 A drafter behind it is told in two more, what it reads and which sequences it guesses for: every rank has its share of it.
 
 A pass through stages is one message: only the first stage needs tokens, so it samples alone, from the last one's logits. If it
-has several ranks they are told a pass's sampling while later passes are in flight.
+has several ranks they are told a pass's sampling, and drafting, while later passes are in flight.
 
 Sleep and its end are a message each, behind the passes. All ranks give their memory up, or none: each says in turn whether it
 could, and the others learn it before they go on.
@@ -37,6 +37,7 @@ from engine.parallel.ranks import Ranks
 from engine.parallel.together import LackingError, Together, together
 from engine.sampling.device import DeviceSampler, Draw, PackedSampling
 from engine.sampling.scores import on
+from engine.step.later import DraftingLater, LaterPasses, Staged
 from engine.step.runner import Runner
 from engine.weights.sleeping import Asleep
 
@@ -64,30 +65,12 @@ class Encoded(Protocol):
     def encode(self) -> bytes: ...
 
 
-class Arriving(Protocol):
-    """Logits on their way from the last stage, as a future."""
-
-    def result(self) -> torch.Tensor | None: ...
-
-
-class Staged(Protocol):
-    """The passes of a rank of the first stage, see `engine.staged`."""
-
-    def arriving(self, num_logits: int) -> Arriving: ...
-
-    def sampling(self) -> AbstractContextManager[object]: ...
-
-    def follow_on(self) -> None: ...
-
-
-class Drafting(Protocol):
+class Drafting(DraftingLater, Protocol):
     """A follower's drafter, see `DraftChain`."""
 
     def inputs_of(self, runner: Runner, packed: Packed) -> ForwardBatch: ...
 
     def read(self, after: Ints, batch: ForwardBatch, size: GraphSize | None) -> Any: ...
-
-    def repeat(self, runner: Runner, guessing: bytes, read: Any) -> None: ...
 
 
 class Sleeping(Protocol):
@@ -112,11 +95,12 @@ class Lockstep:
         if ranks.group.size > 1 and isinstance(ranks.group, Peers) != device.startswith("cuda"):
             raise ValueError(f"--device {device}: a {type(ranks.group).__name__} has its ranks elsewhere")
         self._ranks = ranks
-        self._number = 0
+        self.number = 0  # the newest pass's
         self._is_told = False  # until then each rank launches the same passes by itself
-        self._telling = threading.Lock()  # stages' passes are launched by one thread and sampled by another
+        # Stages' passes are launched by one thread, sampled and drafted behind by another.
+        self._telling, self._launching = threading.Lock(), threading.Lock()
         self._unsampled = deque[int]()  # the leader's passes whose sampling is still to be told
-        self._arriving = deque[tuple[int, Arriving]]()  # on a rank of the first stage: passes whose logits come
+        self._later = LaterPasses()  # on a rank of the first stage: passes whose logits come
         # A follower's logits that are still to be sampled, and its samples of the last pass that had any.
         self._logits: torch.Tensor | None = None
         self._newest: torch.Tensor | None = None
@@ -154,11 +138,11 @@ class Lockstep:
         """Launch a pass on every rank, see `Runner.execute`. Raises RankLostError: after a failure all are out of step."""
         if not self.leads:
             return runner.execute(packed)
-        self._number += 1
+        self.number += 1
         with _one_fails_all():
             if packed.size.num_sampled and self._tells_sampling:
-                self._unsampled.append(self._number)
-            self._tell(_Kind.FORWARD, self._number, packed.encode())
+                self._unsampled.append(self.number)
+            self._tell(_Kind.FORWARD, self.number, packed.encode())
             return runner.execute(packed)
 
     def draw(
@@ -188,15 +172,21 @@ class Lockstep:
         with self._telling:
             self._ranks.followers.send(_HEAD.pack(kind, number) + body)
 
-    def tell_reading(self, after: Ints) -> None:
-        """Have followers' drafters read the rows of the pass, see `DraftChain.read`."""
-        if self.leads:
-            self._tell(_Kind.READING, self._number, after.tobytes())
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Context manager: no other thread launches a pass, or drafts behind one, meanwhile."""
+        with self._launching, self.drafting():
+            yield
 
-    def tell_guessing(self, guessing: Encoded) -> None:
+    def tell_reading(self, number: int, after: Ints) -> None:
+        """Have followers' drafters read the rows of a pass, see `DraftChain.read`."""
+        if self._tells_sampling:
+            self._tell(_Kind.READING, number, after.tobytes())
+
+    def tell_guessing(self, number: int, guessing: Encoded) -> None:
         """Have them guess, see `DraftChain.repeat`."""
-        if self.leads:
-            self._tell(_Kind.GUESSING, self._number, guessing.encode())
+        if self._tells_sampling:
+            self._tell(_Kind.GUESSING, number, guessing.encode())
 
     @contextmanager
     def drafting(self) -> Iterator[None]:
@@ -209,7 +199,7 @@ class Lockstep:
         """Context manager for the way to sleep on every rank, in steps. Raises RankLostError."""
         with self._changing():
             if self.leads:
-                self._tell(_Kind.SLEEPING, self._number, _MOVES if moves else b"")
+                self._tell(_Kind.SLEEPING, self.number, _MOVES if moves else b"")
             yield self._together
             self._meet()
 
@@ -218,7 +208,7 @@ class Lockstep:
         """Context manager for the end of sleep on every rank. What is launched meanwhile, each launches by itself."""
         with self._changing():
             if self.leads:
-                self._tell(_Kind.WAKING, self._number, b"")
+                self._tell(_Kind.WAKING, self.number, b"")
             was_told, self._is_told = self._is_told, False
             try:
                 with self._ranks.stage.apart():
@@ -275,21 +265,22 @@ class Lockstep:
         if kind in (_Kind.SLEEPING, _Kind.WAKING) or self._asleep is not None:
             self._rest(kind, number, body, engine)
         elif staged is not None:
-            self._follow_stages(kind, number, body, runner, sampler, staged)
-        elif kind == _Kind.FORWARD and number == self._number + 1 and is_over:
-            self._number, packed = number, Packed.decode(body)
+            self._follow_stages(kind, number, body, runner, sampler, staged, drafting)
+        elif kind == _Kind.FORWARD and number == self.number + 1 and is_over:
+            self.number, packed = number, Packed.decode(body)
             self._logits, self._read = runner.execute(packed), None
             if drafting is not None:
                 self._unread = drafting.inputs_of(runner, packed), packed.size.graph
-        elif kind == _Kind.SAMPLING and number == self._number and self._logits is not None:
+        elif kind == _Kind.SAMPLING and number == self.number and self._logits is not None:
             self._sample(msgspec.msgpack.decode(body, type=_Sampling), self._logits, runner, sampler)
-        elif drafting is not None and number == self._number and self._logits is None:
+        elif drafting is not None and number == self.number and self._logits is None:
             self._draft(kind, body, runner, drafting)
         else:
             raise self._out_of_step(kind, number)
 
     def _rest(self, kind: int, number: int, body: bytes, engine: Sleeping) -> None:
-        is_over = number == self._number and self._logits is None and self._unread is None and not self._arriving
+        waits = self._logits is not None or self._unread is not None or self._later.are_some
+        is_over = number == self.number and not waits
         with suppress(LackingError):  # the leader says it
             if kind == _Kind.SLEEPING and is_over and self._asleep is None:
                 self._newest = self._read = None
@@ -301,41 +292,49 @@ class Lockstep:
                 raise self._out_of_step(kind, number)
 
     def _follow_stages(
-        self, kind: int, number: int, body: bytes, runner: Runner, sampler: DeviceSampler, staged: Staged
+        self,
+        kind: int,
+        number: int,
+        body: bytes,
+        runner: Runner,
+        sampler: DeviceSampler,
+        staged: Staged,
+        drafting: Drafting | None,
     ) -> None:
-        """Do so as a rank of a stage: those of the first one sample passes while later ones are in flight."""
-        samples = self._ranks.stage.number == 0
-        if kind == _Kind.FORWARD and number == self._number + 1:
-            self._number, packed = number, Packed.decode(body)
+        """Do so as a rank of a stage: those of the first one sample passes, and draft, while later ones are in flight."""
+        samples, later = self._ranks.stage.number == 0, self._later
+        if kind == _Kind.FORWARD and number == self.number + 1:
+            self.number, packed = number, Packed.decode(body)
             if samples and packed.begins_unknown:
                 staged.follow_on()
             runner.execute(packed)
             if samples:
-                arriving = staged.arriving(packed.size.num_sampled)
-                if packed.size.num_sampled:
-                    self._arriving.append((number, arriving))
-        elif kind != _Kind.SAMPLING or (samples and (not self._arriving or self._arriving[0][0] != number)):
-            raise self._out_of_step(kind, number)
-        elif samples:
-            logits = self._arriving.popleft()[1].result()
-            assert logits is not None, "some are sampled"
+                later.launched(number, packed, staged.arriving(packed.size), runner, drafting)
+        elif kind in (_Kind.SAMPLING, _Kind.READING, _Kind.GUESSING) and not samples:
+            return
+        elif kind == _Kind.SAMPLING and later.samples(number):
             with staged.sampling():
-                self._sample(msgspec.msgpack.decode(body, type=_Sampling), logits, runner, sampler)
+                self._sample(msgspec.msgpack.decode(body, type=_Sampling), later.logits(), runner, sampler)
+        elif drafting is None or not (
+            (kind == _Kind.READING and later.read(number, _after(body), runner, drafting))
+            or (kind == _Kind.GUESSING and later.guess(number, body, runner, drafting))
+        ):
+            raise self._out_of_step(kind, number)
 
     @torch.inference_mode()  # as a leader's pass is: what graphs read was made so
     def _draft(self, kind: int, body: bytes, runner: Runner, drafting: Drafting) -> None:
         if kind == _Kind.READING and self._unread is not None:
             batch, size = self._unread
-            self._unread, after = None, np.frombuffer(body, dtype=np.int32).reshape(2, -1)
-            self._read = drafting.read(after.copy(), batch, size)
+            self._unread = None
+            self._read = drafting.read(_after(body), batch, size)
         elif kind == _Kind.GUESSING and self._read is not None:
             read, self._read = self._read, None
             drafting.repeat(runner, body, read)
         else:
-            raise self._out_of_step(kind, self._number)
+            raise self._out_of_step(kind, self.number)
 
     def _out_of_step(self, kind: int, number: int) -> RankLostError:
-        at = f"{self._number}, which is {'not ' if self._logits is not None else ''}sampled"
+        at = f"{self.number}, which is {'not ' if self._logits is not None else ''}sampled"
         at += " and not drafted behind" if self._unread is not None else ""
         at += ", asleep" if self._asleep is not None else ""
         return RankLostError(
@@ -352,6 +351,10 @@ class Lockstep:
         newest = logits.new_zeros(0, dtype=torch.int64) if self._newest is None else self._newest
         self._newest = sampler.repeat(logits, PackedSampling.decode(message.packed), newest)
         runner.keep_newest(self._newest)
+
+
+def _after(body: bytes) -> Ints:
+    return np.frombuffer(body, dtype=np.int32).reshape(2, -1).copy()
 
 
 @contextmanager

@@ -14,15 +14,38 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
+from engine.batch.layout import PassSize
 from engine.parallel.stage import Stage
 from engine.passes import Pass, Sampled
 from engine.sequence import Chunk
 
 Finish = Callable[[torch.Tensor | None], Pass]
+Draft = Callable[[list[Sampled | None], torch.Tensor], Pass]
+
+
+class Arrived(NamedTuple):
+    """The last stage's message about a pass: logits [R, V], and hidden states [T, ..] of all stages but the first.
+
+    Without sampled rows there are no logits; a drafter reads the states.
+    """
+
+    logits: torch.Tensor | None
+    states: torch.Tensor
+
+
+class Sizes(NamedTuple):
+    """The rows of that."""
+
+    vocab_size: int
+    states: int  # features of the hidden states; 0: nothing drafts
+
+    def of(self, size: PassSize) -> tuple[tuple[int, int], tuple[int, int]]:
+        """The shapes of a pass's logits and hidden states."""
+        return (size.num_sampled, self.vocab_size if size.num_sampled else 0), (size.tokens, self.states)
 
 
 class Staged(Protocol):
@@ -32,12 +55,15 @@ class Staged(Protocol):
         """Wait for the last pass if a chunk ends with a token that it samples. Raises what `Pass.wait` raises."""
         ...
 
-    def launched(self, num_logits: int, finish: Finish) -> Pass:
-        """Return a pass whose results `finish` makes of so many rows of logits, after those of the passes before."""
+    def launched(self, size: PassSize, finish: Finish, draft: Draft | None = None) -> Pass:
+        """Return a pass whose results `finish` makes of its logits, after those of the passes before.
+
+        `draft` makes others of these and of the hidden states, in a thread of its own.
+        """
         ...
 
-    def arriving(self, num_logits: int) -> Future[torch.Tensor | None] | Arrived:
-        """Return so many rows of logits once they come, without a pass that samples them here: on a further rank."""
+    def arriving(self, size: PassSize) -> Future[Arrived] | ArrivingOnGpu:
+        """Return what comes of a pass that isn't sampled here: on a further rank."""
         ...
 
     def sampling(self) -> AbstractContextManager[object]:
@@ -53,15 +79,11 @@ class Staged(Protocol):
         ...
 
 
-def staged(stage: Stage, vocab_size: int, dtype: torch.dtype, device: torch.device) -> Staged | None:
+def staged(stage: Stage, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Staged | None:
     """Those on this device; None for a single stage."""
     if stage.count == 1:
         return None
-    return (
-        StagedOnGpu(stage, vocab_size, dtype, device)
-        if device.type == "cuda"
-        else StagedOnCpu(stage, vocab_size, dtype)
-    )
+    return StagedOnGpu(stage, sizes, dtype, device) if device.type == "cuda" else StagedOnCpu(stage, sizes, dtype)
 
 
 def _begins_unknown(chunks: Iterable[Chunk]) -> bool:
@@ -79,11 +101,15 @@ class StagedPass:
 
 
 class StagedOnCpu:
-    """See `Staged`: a thread takes the logits of each pass in order, so that their ring always empties."""
+    """See `Staged`: a thread takes what comes of each pass in order, so that the ring always empties; another one samples.
 
-    def __init__(self, stage: Stage, vocab_size: int, dtype: torch.dtype) -> None:
-        self._stage, self._vocab_size, self._dtype = stage, vocab_size, dtype
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="last-stage")
+    The second one may wait for a pass of this stage, and that for the ring's writer.
+    """
+
+    def __init__(self, stage: Stage, sizes: Sizes, dtype: torch.dtype) -> None:
+        self._stage, self._sizes, self._dtype = stage, sizes, dtype
+        self._receiving = ThreadPoolExecutor(1, thread_name_prefix="last-stage")
+        self._sampling = ThreadPoolExecutor(1, thread_name_prefix="sampling")
         self._newest: StagedPass | None = None
 
     def know(self, chunks: Iterable[Chunk]) -> None:
@@ -91,14 +117,14 @@ class StagedOnCpu:
         if self._newest is not None and _begins_unknown(chunks):
             self._newest.wait()
 
-    def launched(self, num_logits: int, finish: Finish) -> Pass:
+    def launched(self, size: PassSize, finish: Finish, draft: Draft | None = None) -> Pass:
         """See `Staged.launched`."""
-        self._newest = StagedPass(self._thread.submit(self._results, num_logits, finish))
+        self._newest = StagedPass(self._sampling.submit(self._results, self.arriving(size), finish, draft))
         return self._newest
 
-    def arriving(self, num_logits: int) -> Future[torch.Tensor | None]:
+    def arriving(self, size: PassSize) -> Future[Arrived]:
         """See `Staged.arriving`."""
-        return self._thread.submit(self._logits, num_logits)
+        return self._receiving.submit(self._arrived, size)
 
     def sampling(self) -> AbstractContextManager[object]:
         """See `Staged.sampling`: a host has no streams."""
@@ -111,14 +137,18 @@ class StagedOnCpu:
         """See `Staged.settle`: a host samples."""
 
     @torch.inference_mode()
-    def _results(self, num_logits: int, finish: Finish) -> list[Sampled | None]:
-        return finish(self._logits(num_logits)).wait()
+    def _results(self, arriving: Future[Arrived], finish: Finish, draft: Draft | None) -> list[Sampled | None]:
+        arrived = arriving.result()
+        results = finish(arrived.logits).wait()
+        return results if draft is None else draft(results, arrived.states).wait()
 
     @torch.inference_mode()
-    def _logits(self, num_logits: int) -> torch.Tensor | None:
-        shape = (num_logits, self._vocab_size if num_logits else 0)
-        logits = self._stage.receive(torch.empty(shape, dtype=self._dtype))
-        return logits if num_logits else None
+    def _arrived(self, size: PassSize) -> Arrived:
+        logits, states = (torch.empty(shape, dtype=self._dtype) for shape in self._sizes.of(size))
+        self._stage.receive(logits)
+        if self._sizes.states:
+            self._stage.receive(states)
+        return Arrived(logits if size.num_sampled else None, states)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,22 +166,31 @@ class StagedPassOnGpu:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
-    """Logits that a stream waits for: whatever is launched there finds them."""
+class ArrivingOnGpu:
+    """A message that a stream of its own waits for."""
 
-    logits: torch.Tensor | None
+    arrived: Arrived
+    over: torch.cuda.Event
 
-    def result(self) -> torch.Tensor | None:
-        return self.logits
+    def result(self) -> Arrived:
+        """Have the current stream wait for it."""
+        stream = torch.cuda.current_stream(self.arrived.states.device)
+        stream.wait_event(self.over)
+        self.arrived.states.record_stream(stream)
+        return self.arrived
 
 
 class StagedOnGpu:
-    """See `Staged`: logits come and are sampled in a stream of their own, beside the passes that follow."""
+    """See `Staged`: logits come and are sampled in a stream of their own, beside the passes that follow.
 
-    def __init__(self, stage: Stage, vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._stage, self._vocab_size = stage, vocab_size
+    What drafts behind a pass needs its results, so a thread launches it, in the stream of the passes.
+    """
+
+    def __init__(self, stage: Stage, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> None:
+        self._stage, self._sizes = stage, sizes
         self._nothing = torch.empty(0, 0, dtype=dtype, device=device)
         self._stream = torch.cuda.Stream(device)
+        self._drafting = ThreadPoolExecutor(1, thread_name_prefix="drafting")
         self._over: torch.cuda.Event | None = None  # the last pass is sampled
 
     def know(self, chunks: Iterable[Chunk]) -> None:
@@ -164,17 +203,30 @@ class StagedOnGpu:
         if self._over is not None:
             torch.cuda.current_stream(self._nothing.device).wait_event(self._over)
 
-    def launched(self, num_logits: int, finish: Finish) -> Pass:
+    def launched(self, size: PassSize, finish: Finish, draft: Draft | None = None) -> Pass:
         """See `Staged.launched`."""
         with self.sampling() as over:
-            sampling = finish(self._received(num_logits))
-        return StagedPassOnGpu(self._stage, sampling, over)
+            arrived = self._arrived(size)
+            sampling = finish(arrived.logits)
+        launched = StagedPassOnGpu(self._stage, sampling, over)
+        if draft is None:
+            return launched
+        return StagedPass(self._drafting.submit(self._drafted, launched, arrived.states, draft))
 
     @torch.inference_mode()
-    def arriving(self, num_logits: int) -> Arrived:
-        """See `Staged.arriving`: the stream takes them when they come, so that no ring fills."""
-        with self.sampling():
-            return Arrived(self._received(num_logits))
+    def _drafted(self, launched: Pass, states: torch.Tensor, draft: Draft) -> list[Sampled | None]:
+        with torch.cuda.device(self._nothing.device):
+            drafted, over = draft(launched.wait(), states), torch.cuda.Event()
+            over.record()
+            self._stage.until(over.query)  # `states` are read until then
+            return drafted.wait()
+
+    @torch.inference_mode()
+    def arriving(self, size: PassSize) -> ArrivingOnGpu:
+        """See `Staged.arriving`: the stream takes it when it comes, so that no ring fills."""
+        with self.sampling() as over:
+            arrived = self._arrived(size)
+        return ArrivingOnGpu(arrived, over)
 
     @contextmanager
     def sampling(self) -> Iterator[torch.cuda.Event]:
@@ -185,10 +237,12 @@ class StagedOnGpu:
             over.record(self._stream)
         self._over = over
 
-    def _received(self, num_logits: int) -> torch.Tensor | None:
-        logits = self._nothing.new_empty(num_logits, self._vocab_size) if num_logits else self._nothing
+    def _arrived(self, size: PassSize) -> Arrived:
+        logits, states = (self._nothing.new_empty(shape) for shape in self._sizes.of(size))
         self._stage.receive(logits)
-        return logits if num_logits else None
+        if self._sizes.states:
+            self._stage.receive(states)
+        return Arrived(logits if size.num_sampled else None, states)
 
     def settle(self) -> None:
         """See `Staged.settle`."""

@@ -12,57 +12,32 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-import msgspec
 import numpy as np
 import torch
 
 from engine.arrays import Ints
 from engine.batch.batch import ForwardBatch
 from engine.batch.layout import GraphSize, Packed
+from engine.drafts.drafted import DraftedPass, ReadPass
 from engine.drafts.guesses import Ends, Guesses
 from engine.drafts.heads import BlockHead, DraftHead, Rows, known_alone
+from engine.drafts.later import Later, Leading, Taken
+from engine.drafts.places import Following, Guessing, Start, ends_of, places_of
 from engine.drafts.reading import Reading
-from engine.passes import Finished, Pass, Sampled
+from engine.passes import Pass, Sampled
 from engine.sampling.readback import Readback
-from engine.sampling.verifying import accepts
-from engine.sequence import Chunk, Sequence
+from engine.sequence import Chunk
 from engine.spec.model import DraftSpec
 from engine.step.limits import HeadLimits
 from engine.step.runner import Runner
 
 
-@dataclass(frozen=True, slots=True)
-class Guessing:
-    """The sequences that draft behind a pass, the one with the most room first."""
+class States(Protocol):
+    """The model's hidden states that the drafter reads, see `AuxStates`."""
 
-    rows: list[int]  # among the pass's
-    sampled: list[int]  # the same rows' numbers among those with logits
-    places: Ends
+    def kept(self, rows: int) -> torch.Tensor: ...
 
-    def encode(self) -> bytes:
-        """Encode for ranks that guess, too."""
-        its = self.places
-        return msgspec.msgpack.encode(
-            (self.rows, self.sampled, its.ends.tolist(), its.rooms, its.tables.astype(np.int32).tobytes())
-        )
-
-    @classmethod
-    def decode(cls, data: bytes) -> Guessing:
-        """Read what `encode` wrote. Raises ValueError."""
-        rows, sampled, ends, rooms, blocks = msgspec.msgpack.decode(data, type=_Encoded)
-        tables = np.frombuffer(blocks, dtype=np.int32).reshape(len(ends), -1)
-        return cls(rows, sampled, Ends(tables=tables, ends=np.array(ends, dtype=np.int64), rooms=rooms))
-
-
-_Encoded = tuple[list[int], list[int], list[int], list[int], bytes]  # see `Guessing.encode`
-
-
-class Leading(Protocol):
-    """The way to other ranks: they are told what to compute behind a pass before this one does."""
-
-    def tell_reading(self, after: Ints) -> None: ...
-
-    def tell_guessing(self, guessing: Guessing) -> None: ...
+    def give(self, kept: torch.Tensor, arrived: torch.Tensor) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +51,7 @@ class DraftChain:
     num_drafts: int  # most tokens of a draft; 0: the head's keys and values alone
     reads: DraftSpec
     leading: Leading
+    states: States
     _reading: Reading = field(init=False)
     _guesses: Guesses = field(init=False)
 
@@ -99,29 +75,50 @@ class DraftChain:
         batch: ForwardBatch,
     ) -> Pass:
         """Return the launched pass, `ordered` as it was packed, whose results have drafts. `batch`: its `inputs_of`."""
-        following = _Following.of(ordered, packed)
-        after = np.stack((following.ids, following.sources))
-        self.leading.tell_reading(after)
-        read = self.read(after, batch, packed.size.graph)
+        following, number = Following.of(ordered, packed), self.leading.number
+        self.leading.tell_reading(number, following.after)
+        read = self.read(following.after, batch, packed.size.graph)
         if not self.num_drafts or not any(chunk.sample for chunk in ordered):
-            return _ReadPass.behind(launched, self.device)
+            return ReadPass.behind(launched, self.device)
         results: list[Sampled | None] | None = None
         # Acceptance of drafts is known on the host alone.
         if self.device.type == "cpu" or any(chunk.drafted for chunk in ordered):
             found = dict(zip(chunks, launched.wait(), strict=True))
             results = [found[chunk] for chunk in ordered]
-        starts = [self._start(runner, chunk, following, at) for at, chunk in _ends(ordered, results)]
+        starts = [self._start(runner, chunk, following, at) for at, chunk in ends_of(ordered, results)]
         starts = sorted((start for start in starts if start.room > 0), key=lambda start: -start.room)
         if not starts:
-            return _ReadPass.behind(launched, self.device)
-        guessing = self._guessing(runner, starts)
-        self.leading.tell_guessing(guessing)
+            return ReadPass.behind(launched, self.device)
+        guessing = self.guessing(starts, self._tables(runner, starts))
+        self.leading.tell_guessing(number, guessing)
         guessed = self.guess(runner, guessing, read)
-        places = {start.chunk: (column, start.room) for column, start in enumerate(starts)}
-        return _DraftedPass(launched, chunks, places, Readback(guessed)).finished()
+        return DraftedPass(launched, chunks, places_of(starts), Readback(guessed)).finished()
+
+    def later(self, runner: Runner, chunks: list[Chunk], ordered: SequenceOf[Chunk], packed: Packed) -> Later:
+        """Take what is needed of the pass that was launched last to draft behind it once its results are known."""
+        following = Following.of(ordered, packed)
+        drafting = [at for at, chunk in enumerate(ordered) if chunk.sample] if self.num_drafts else []
+        starts = {at: start for at in drafting if (start := self._start(runner, ordered[at], following, at)).room > 0}
+        tables = dict(zip(starts, self._tables(runner, list(starts.values())), strict=True)) if starts else {}
+        return Later(
+            self, runner, chunks, ordered, following, starts, tables, self.leading.number, self.taken(runner, packed)
+        )
+
+    def taken(self, runner: Runner, packed: Packed) -> Taken:
+        """Keep of the pass that was executed last what `read_taken` needs."""
+        ids = runner.inputs_of(packed).tokens.ids() if self.reads.is_model else None
+        return Taken(packed, self.states.kept(packed.size.tokens).clone(), ids)
+
+    def read_taken(self, runner: Runner, taken: Taken, arrived: torch.Tensor, after: Ints) -> Rows:
+        """Write the head's keys and values of rows that were taken; `arrived` [T, ..]: other stages' hidden states."""
+        self.states.give(taken.kept, arrived)
+        batch = runner.inputs_again(taken.packed)
+        if taken.ids is not None:
+            batch = replace(batch, tokens=known_alone(taken.ids, batch))
+        return self.read(after, batch, taken.packed.size.graph)
 
     def read(self, after: Ints, batch: ForwardBatch, size: GraphSize | None) -> Rows:
-        """Write the head's keys and values of a pass's rows, see `Reading`. `after` [2, T]: see `_Following`."""
+        """Write the head's keys and values of a pass's rows, see `Reading`. `after` [2, T]: see `Following`."""
         return self._reading(self._sent(torch.from_numpy(after)), batch, size)
 
     def guess(self, runner: Runner, guessing: Guessing, read: Rows) -> torch.Tensor:
@@ -133,9 +130,13 @@ class DraftChain:
         """Guess what a leader told of. Raises ValueError for another release's message."""
         self.guess(runner, Guessing.decode(guessing), read)
 
-    def _guessing(self, runner: Runner, starts: list[_Start]) -> Guessing:
+    def _tables(self, runner: Runner, starts: list[Start]) -> Ints:
+        """The blocks [S, W] of sequences in the pass that was packed last."""
         furthest = max(start.chunk.end + start.room for start in starts) + self.reads.ahead
-        tables = runner.tables_of(np.array([start.table_row for start in starts], dtype=np.int64), furthest)
+        return runner.tables_of(np.array([start.table_row for start in starts], dtype=np.int64), furthest)
+
+    def guessing(self, starts: list[Start], tables: Ints) -> Guessing:
+        """The sequences that draft, the one with the most room first, and their blocks [S, W]."""
         ends = np.array([start.chunk.end for start in starts], dtype=np.int64)
         return Guessing(
             rows=[start.row for start in starts],
@@ -180,7 +181,7 @@ class DraftChain:
         """Copy without waiting for the device, which may be running this very pass."""
         return values if self.device.type == "cpu" else values.pin_memory().to(self.device, non_blocking=True)
 
-    def _start(self, runner: Runner, chunk: Chunk, following: _Following, at: int) -> _Start:
+    def _start(self, runner: Runner, chunk: Chunk, following: Following, at: int) -> Start:
         """The end of a sequence in the pass. Steps are at positions within its blocks; there are none in a pause."""
         sequence = chunk.sequence
         table_row, covered = runner.place_of(sequence)
@@ -190,103 +191,4 @@ class DraftChain:
             room = min(room, sequence.speculation)
         if chunk.sampled_index + 1 < sequence.drafts_from:
             room = 0
-        return _Start(chunk, row, sampled, table_row, room=room)
-
-
-@dataclass(frozen=True, slots=True)
-class _Start:
-    """The end of a sequence in a pass, and its row there."""
-
-    chunk: Chunk
-    row: int
-    sampled: int  # the row's number among those with logits
-    table_row: int  # row of its block table
-    room: int  # tokens to draft
-
-
-@dataclass(frozen=True, slots=True)
-class _Following:
-    """The token after each row of a pass: known, or sampled by the pass itself."""
-
-    ids: np.ndarray  # [T] int32
-    sources: np.ndarray  # [T] int32: row of the pass's samples; -1: see `ids`
-    last: list[int]  # each chunk's last row
-    wanted: list[int]  # and that row's number among those with logits
-
-    @classmethod
-    def of(cls, ordered: SequenceOf[Chunk], packed: Packed) -> _Following:
-        size, sampled, wanted, row = packed.size, 0, 0, 0
-        found = cls(np.zeros(size.tokens, dtype=np.int32), np.full(size.tokens, -1, dtype=np.int32), [], [])
-        for chunk in ordered:
-            row = row if chunk.decodes else max(row, size.decode.places)
-            known = chunk.sequence.token_ids[chunk.start + 1 : chunk.end + 1]
-            found.ids[row : row + len(known)] = known
-            row += chunk.num_tokens
-            found.last.append(row - 1)
-            wanted += chunk.scored
-            found.wanted.append(wanted)
-            wanted += chunk.sample
-            if chunk.sample:
-                found.sources[row - 1] = sampled
-                sampled += 1
-        return found
-
-
-def _ends(ordered: SequenceOf[Chunk], results: list[Sampled | None] | None) -> list[tuple[int, Chunk]]:
-    """The last chunk of each sequence that sampled, behind the drafts that were accepted; see `VerifyingPass`."""
-    ends = dict[Sequence, int]()
-    for at, chunk in enumerate(ordered):
-        if not chunk.sample:
-            continue
-        if chunk.drafted and results is not None and ends.get(chunk.sequence) != at - 1:
-            continue
-        if chunk.drafted and results is not None and not accepts(results[at - 1], chunk.drafted[-1]):
-            continue
-        if results is None or ((result := results[at]) is not None and not result.problem):
-            ends[chunk.sequence] = at
-    return [(at, ordered[at]) for at in ends.values()]
-
-
-@dataclass(frozen=True, slots=True)
-class _ReadPass:
-    """A pass on a GPU without drafts, over once the head has written its keys and values as well."""
-
-    launched: Pass
-    over: torch.cuda.Event
-
-    @classmethod
-    def behind(cls, launched: Pass, device: torch.device) -> Pass:
-        """The pass, and what was launched after it; on a CPU both are over."""
-        if device.type == "cpu":
-            return launched
-        over = torch.cuda.Event()
-        over.record()
-        return cls(launched, over)
-
-    def wait(self) -> list[Sampled | None]:
-        self.over.synchronize()
-        return self.launched.wait()
-
-
-@dataclass(frozen=True, slots=True)
-class _DraftedPass:
-    """A pass whose results have drafts, on their way to the host."""
-
-    launched: Pass
-    chunks: list[Chunk]
-    places: dict[Chunk, tuple[int, int]]  # row of `guessed`, and how many of it count
-    guessed: Readback
-
-    def wait(self) -> list[Sampled | None]:
-        guessed = self.guessed.wait().tolist()
-        results = self.launched.wait()
-        for index, chunk in enumerate(self.chunks):
-            row, count = self.places.get(chunk, (0, 0))
-            result = results[index]
-            if count and result is not None and not result.problem:
-                results[index] = msgspec.structs.replace(result, drafts=tuple(guessed[row][:count]))
-        return results
-
-    def finished(self) -> Pass:
-        """The same as a completed pass on a CPU."""
-        return Finished(self.wait()) if self.guessed.is_immediate else self
+        return Start(chunk, row, sampled, table_row, room=room)

@@ -76,6 +76,7 @@ class DFlashSpec:
             ahead=1 + masks,
             most=self.block_size - masks,
             in_blocks=True,
+            reads_head=not self.ends.has_head,
         )
 
     def head(self, decoder: Decoder, max_model_len: int) -> BlockHead:

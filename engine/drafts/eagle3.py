@@ -63,7 +63,7 @@ class Eagle3Spec:
 
     @property
     def in_pool(self) -> DraftSpec:
-        return DraftSpec(layers=self.layer.layers, aux_layers=self.aux_layers)
+        return DraftSpec(layers=self.layer.layers, aux_layers=self.aux_layers, reads_head=not self.ends.has_head)
 
     def head(self, decoder: Decoder, max_model_len: int) -> DraftHead:
         return Eagle3Head(self, decoder, max_model_len)

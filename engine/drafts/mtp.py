@@ -102,7 +102,7 @@ class MtpSpec:
 
     @property
     def in_pool(self) -> DraftSpec:
-        return DraftSpec(layers=(self.layer,), aux_layers=(), reads_output=True)
+        return DraftSpec(layers=(self.layer,), aux_layers=(), reads_output=True, reads_head=True)
 
     def head(self, decoder: Decoder, max_model_len: int) -> DraftHead:
         return MtpHead(self, decoder, max_model_len)

@@ -29,6 +29,8 @@ log = logging.getLogger("baton.engine")
 class ForeignDecoder:
     """The decoder. It knows the model's shape once built; `load` reads the weights. Raises UnsupportedModelError."""
 
+    aux = None  # no drafter reads it
+
     def __init__(self, folder: Path) -> None:
         register()
         self._folder, self._config = folder, read_config(folder)

@@ -112,12 +112,15 @@ class Decoder:
             self._begins.append(lambda stream, batch: streams.begin(stream))
             self._ends.append(streams.end)
         self._head: Head | None = None
-        if spec.has_head:
+        self._product: Linear | None = None
+        if spec.has_head or (spec.own_draft is not None and spec.own_draft.reads_head):
             table = self._embedding.table if self._embedding is not None else None
             if table is None and spec.head.is_tied:
                 table = _table(spec, self.weights, group)
-            reads_output = spec.draft is not None and spec.draft.reads_output
-            self._head = Head(spec, self.weights, table, group, aux=self.aux if reads_output else None)
+            self._product = product = _head_of(spec, self.weights, table, group)
+            if spec.has_head:
+                reads_output = spec.draft is not None and spec.draft.reads_output
+                self._head = Head(spec, self.weights, product, aux=self.aux if reads_output else None)
         self._kept: tuple[Sequence[Part], list[tuple[int | None, list[Content]]]] | None = None
 
     def forward(
@@ -168,13 +171,13 @@ class Decoder:
 
     def embedded(self, tokens: InputTokens) -> torch.Tensor:
         """The table's rows [T, E], without what the model makes of them."""
-        assert self._embedding is not None, "no stage drafts"
+        assert self._embedding is not None, "the first stage drafts"
         return self._embedding.table.rows(tokens)
 
     def logits_of(self, normed: torch.Tensor) -> torch.Tensor:
         """The LM head's product [T, V] of normed rows, without what the model makes of it."""
-        assert self._head is not None, "no stage drafts"
-        return self._head.product(normed)
+        assert self._product is not None, "told by its spec"
+        return self._product(normed)
 
     def _views(self, parts: Sequence[Part]) -> list[tuple[int | None, list[Content]]]:
         """Return each layer's views of the pool, and its block of a window's entry; passes after one another have the same."""
@@ -262,29 +265,28 @@ class Embedding:
         return Stream(x if self._placeholders is None else self._placeholders.instead(x, batch))
 
 
+def _head_of(spec: ModelSpec, weights: Weights, table: Table | None, group: Group) -> Linear:
+    """The LM head's product. `table`: the embedding's, which a tied head needs."""
+    is_shared = group.size > 1 and spec.vocab_size % group.size == 0
+    shard, own = Shard.OUTPUTS if is_shared or group.size == 1 else Shard.NONE, spec.head
+    if own.is_tied and table is not None:
+        weights.unused.add(f"{HEAD}.weight")  # some checkpoints have the table twice
+        its_bias = replace(whole(f"{HEAD}.bias", spec.vocab_size), shard=shard)
+        return table.head(weights.new(its_bias) if own.bias else None, weights)
+    product = LinearSpec(inputs=spec.hidden_size, outputs={HEAD: spec.vocab_size}, bias=own.bias, shard=shard)
+    linear = summed_over(spec.format_of(HEAD).linear(product, weights, under=""), product, group)
+    return Joined(linear, group.gather) if is_shared else linear
+
+
 class Head:
     """The final norm and the LM head."""
 
-    def __init__(
-        self, spec: ModelSpec, weights: Weights, table: Table | None, group: Group, *, aux: AuxStates | None
-    ) -> None:
-        """`table`: the embedding's, which a tied head needs. `aux`: where all rows' normed output goes."""
-        is_shared = group.size > 1 and spec.vocab_size % group.size == 0
-        shard = Shard.OUTPUTS if is_shared or group.size == 1 else Shard.NONE
-        own, self._aux = spec.head, aux
+    def __init__(self, spec: ModelSpec, weights: Weights, product: Linear, *, aux: AuxStates | None) -> None:
+        """`aux`: where all rows' normed output goes."""
+        own, self._aux, self._product = spec.head, aux, product
         norm = replace(spec.norms, kind=own.norm_kind or spec.norms.kind)
         self._norm = declare_norm(norm, weights, own.norm, spec.hidden_size)
         self._multiplier, self._softcap = own.multiplier, own.softcap
-        if own.is_tied and table is not None:
-            weights.unused.add(f"{HEAD}.weight")  # some checkpoints have the table twice
-            its_bias = replace(whole(f"{HEAD}.bias", spec.vocab_size), shard=shard)
-            bias = weights.new(its_bias) if own.bias else None
-            self.product: Linear = table.head(bias, weights)
-        else:
-            outputs = {HEAD: spec.vocab_size}
-            product = LinearSpec(inputs=spec.hidden_size, outputs=outputs, bias=own.bias, shard=shard)
-            linear = summed_over(spec.format_of(HEAD).linear(product, weights, under=""), product, group)
-            self.product = Joined(linear, group.gather) if is_shared else linear
 
     def __call__(self, stream: Stream, batch: ForwardBatch, *, out: torch.Tensor | None) -> torch.Tensor | None:
         """Return the sampled rows' logits [R, V], None for R = 0."""
@@ -294,11 +296,11 @@ class Head:
             if not batch.num_sampled:
                 return None
             rows = normed if batch.sampled_rows is None else normed.index_select(0, batch.sampled_rows)
-            logits = self.product(rows, out=out)
+            logits = self._product(rows, out=out)
         elif batch.num_sampled:
             if batch.sampled_rows is not None and not batch.has_prompts:
                 stream.only(batch.sampled_rows)
-            logits = self.product(stream.normed(self._norm), out=out)
+            logits = self._product(stream.normed(self._norm), out=out)
         else:
             return None
         if self._multiplier != 1.0:

@@ -159,6 +159,7 @@ class DraftSpec:
     most: int | None = None  # drafted tokens; None: any number
     in_blocks: bool = False  # one pass guesses all tokens of a draft
     hidden_size: int = 0  # 0: the model's
+    reads_head: bool = False  # it computes the model's LM head
 
     def at_most(self, num_drafts: int) -> int:
         """The tokens of a draft for which so many are asked."""

@@ -54,7 +54,10 @@ def elsewhere(model: ModelSpec) -> Callable[[str], bool]:
 
     def is_elsewhere(name: str) -> bool:
         layer = _LAYER.match(name)
-        return layer is None or (int(layer[1]) < model.num_layers and int(layer[1]) not in model.own_layers)
+        is_further = layer is not None and int(layer[1]) >= model.num_layers  # a drafter's, or not computed
+        if layer is None or is_further:
+            return layer is None or model.own_draft is not model.draft
+        return int(layer[1]) not in model.own_layers
 
     return is_elsewhere if model.stage is not None else lambda name: False
 

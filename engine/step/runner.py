@@ -122,6 +122,11 @@ class Runner:
         """The inputs of the pass that was executed last; `newest` are its own samples once these are kept."""
         return batch_of(packed.size, packed.layout, self._uploaded, self._newest)
 
+    def inputs_again(self, packed: Packed) -> ForwardBatch:
+        """The inputs of a pass behind which others were executed, where its graph reads them; `newest` aren't its own."""
+        self._upload(packed.words)
+        return self.inputs_of(packed)
+
     def place_of(self, sequence: Sequence) -> tuple[int, int]:
         """The row of block tables of a sequence in the pass that was packed last, and the positions that its blocks cover."""
         row, blocks = self._tables.place_of(sequence)

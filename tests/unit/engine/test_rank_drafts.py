@@ -45,6 +45,6 @@ def test_a_draft_that_is_told_twice_is_refused(kind: int, tmp_path: Path) -> Non
     Generator(engine).run(new_sequences()[:1])
     followers = threads_of(engine)
     followers.close()
-    head = struct.pack("<BQ", kind, engine._lockstep._number)
+    head = struct.pack("<BQ", kind, engine._lockstep.number)
     with pytest.raises(RankLostError, match=r"rank 1 is at pass .* they are out of step"):
         followers.engines[0].follow(head + bytes(8))

@@ -17,7 +17,7 @@ import torch
 from decode.micro_batches import LEAST_ROWS
 from engine.batch.layout import Packed
 from engine.cache.pages import page_parts, plan_layout
-from engine.config import CacheConfig, DraftConfig, EngineConfig
+from engine.config import CacheConfig, EngineConfig
 from engine.engine import Engine
 from engine.families import read_model_spec
 from engine.kernels.attention import HeadShape
@@ -170,7 +170,7 @@ def test_ranks_of_the_first_stage_sample_while_later_passes_are_in_flight(config
     assert scored(stages, scoring[0], chunk_size=33) == scored(alone, scoring[1], chunk_size=33)
     samplers = [engine for engine in (stages, *threads_of(stages).engines) if engine._ranks.stage.number == 0]
     assert len(samplers) == 2
-    assert not any(engine._lockstep._arriving or engine._lockstep._unsampled for engine in samplers)
+    assert not any(engine._lockstep._later.are_some or engine._lockstep._unsampled for engine in samplers)
 
 
 async def test_streams_are_in_all_stages_of_several_ranks(config: EngineConfig, alone: Engine) -> None:
@@ -362,7 +362,6 @@ def test_messages_larger_than_a_ring_arrive_whole() -> None:
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"draft": DraftConfig(folder=Path("/head"), num_drafts=2)}, "draft heads and models aren't cut into stages"),
         (
             {"cache": CacheConfig(num_blocks=8)},
             "only layers with a sliding window: take fewer, or --disable-hybrid-kv-cache",
