@@ -38,7 +38,7 @@ class Leading(Protocol):
 
     @property
     def number(self) -> int:
-        """That of the newest pass."""
+        """The newest pass's."""
         ...
 
     def tell_reading(self, number: int, after: Ints) -> None: ...
@@ -72,7 +72,7 @@ class Later:
     chunks: list[Chunk]
     ordered: SequenceOf[Chunk]
     following: Following
-    # By the number of a chunk in that order, for all from which sequences may go on; and their blocks [W].
+    # Those from which sequences may go on, by their chunk's number in that order; and their blocks [W].
     starts: dict[int, Start]
     tables: dict[int, Ints]
     number: int  # the pass's
