@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
-from itertools import chain
+from itertools import chain, product
 
 import torch
 
@@ -16,6 +17,7 @@ from engine.engine import Chunk, Engine, Pass, Sampled
 from engine.groups import Entry, entries_of
 from engine.sequence import Sequence
 from kvtransfer.digest import block_digests
+from kvtransfer.plan import LayoutMismatchError, plan_copies
 from tests.unit.engine.tables import blocks_of_tokens, table_of
 from worker.serving.allocation import HeldBlocks, admit, cargo_of, publish_computed, received
 from worker.serving.chunks import finish, schedule
@@ -128,11 +130,27 @@ def move(sequence: Sequence, source: Generator, target: Generator) -> None:
     for group, part, table in zip(pool.groups, cargo.groups, sequence.tables, strict=True):
         sent = list(dict.fromkeys(table.entries[part.first :]))  # what goes on in place, once
         taken = entries_of(pool.allocate(len(sent) * group.blocks), group.blocks)
-        target.engine.kv[[*chain(*taken)]] = source.engine.kv[[*chain(*sent)]]
+        for ours, theirs in product(_each(source.engine), _each(target.engine)):
+            _copy(ours, [*chain(*sent)], theirs, [*chain(*taken)])
         moved.append(taken)
     source.release(sequence)
     sequence.restart(num_computed)
     sequence.tables = received(pool, cargo, moved, [0] * len(moved))
+
+
+def _each(engine: Engine) -> list[Engine]:
+    """The engine, and those that have other shares."""
+    return [engine, *getattr(engine._ranks.followers, "engines", ())]
+
+
+def _copy(source: Engine, sent: list[int], target: Engine, taken: list[int]) -> None:
+    if source.layout.compatible_with(target.layout):
+        target.kv[taken] = source.kv[sent]
+        return
+    with contextlib.suppress(LayoutMismatchError):  # nothing in common
+        ours, theirs = map(torch.from_numpy, plan_copies(source.layout, target.layout).lanes())
+        lanes = [engine.kv.flatten(1).view(torch.uint8).view(torch.int32) for engine in (source, target)]
+        lanes[1][torch.tensor(taken)[:, None], theirs] = lanes[0][torch.tensor(sent)[:, None], ours]
 
 
 def said_in_flight(engine: Engine, prompt: list[int]) -> list[int]:

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence as SequenceOf
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from engine.engine import Engine
+from engine.lockstep import _Kind
+from engine.parallel.group import RankLostError
+from engine.passes import Pass
+from engine.sequence import Chunk, Sequence
+from tests.unit.engine.drafts import check_hand_over, new_sequences
+from tests.unit.engine.generate import Generator, new_sequence
 from tests.unit.engine.rank_drafts import HEADS, SHORT, config_of, drafted
-from tests.unit.engine.ranks import engine_of_stages, generated, threads_of
+from tests.unit.engine.ranks import Threads, asked, engine_of_stages, generated, threads_of
+from tests.unit.engine.test_sleeping_ranks import allocated, left_of
+from worker.serving.chunks import schedule
 
 DEEP = [
     *[(name, 7, 2) for name in HEADS],
@@ -19,6 +30,61 @@ DEEP = [
     ("dflash", 7, 4),
     ("draft_model", 5, 3),
 ]
+MORE = ("dflash+window", "mimo", "deepseek_v3")
+LAYERS = {"mimo": 4, "qwen3_next": 8, "deepseek_v3": 4}  # of models with a layer of their own; 7 of others
+
+
+class Streams(Generator):
+    """Streams in as many groups as passes are in flight, each of which verifies the drafter's own guesses."""
+
+    def streamed(self, groups: SequenceOf[list[Sequence]]) -> None:
+        for sequence in (each for group in groups for each in group):
+            self.admit(sequence)
+        flying = [self._launched(group) for group in groups]
+        while any(flying):
+            for number, group in enumerate(groups):
+                for chunks, pass_ in flying[number]:
+                    self.deliver(chunks, pass_)
+                flying[number] = self._launched([each for each in group if not each.finish_reason()])
+
+    def deliver(self, chunks: list[Chunk], pass_: Pass) -> None:
+        super().deliver(chunks, pass_)
+        for chunk in chunks:
+            found = [result for result in self.results.get(chunk.sequence.request_id, ()) if result is not None]
+            if found and found[-1].drafts:
+                chunk.sequence.propose(found[-1].drafts)
+
+    def _launched(self, group: list[Sequence]) -> list[tuple[list[Chunk], Pass]]:
+        """All chunks of their prompts, one pass behind the other, or the next tokens."""
+        passes = []
+        while chunks := [self._chunk(each) for each in group if each.num_unscheduled and not each.num_pending]:
+            passes.append((chunks, self.launch(chunks)))
+        return passes
+
+    def _chunk(self, sequence: Sequence) -> Chunk:
+        known, drafts = sequence.proposed
+        room = sequence.sampling.max_tokens - sequence.num_generated - 1
+        is_new = known == len(sequence.token_ids) and sequence.num_unscheduled == 1
+        return schedule(
+            self.pool, sequence, min(sequence.num_unscheduled, 16), drafted=tuple(drafts[:room]) if is_new else ()
+        )
+
+
+def streamed(engine: Engine, *, count: int = 2, **sampling: object) -> tuple[list[list[int]], object, list[int]]:
+    """Answers, results with their drafts, and acceptance, where `count` passes and chunks of prompts are in flight."""
+    streams = Streams(engine)
+    groups = [
+        [
+            new_sequence(f"{group} {each.request_id}", each.token_ids, max_tokens=14, **sampling)
+            for each in new_sequences()
+        ]
+        for group in range(count)
+    ]
+    streams.streamed(groups)
+    answers = [each.token_ids for group in groups for each in group]
+    for each in (each for group in groups for each in group):
+        streams.release(each)
+    return answers, streams.results, streams.accepted
 
 
 @pytest.mark.parametrize(
@@ -34,3 +100,100 @@ def test_the_first_stage_drafts_what_one_process_does(name: str, layers: int, co
         assert drafted(stages, **sampling) == (answers, drafts)
     assert generated(stages) == generated(alone)  # in chunks, behind cached blocks, preempted
     assert all(engine._head is None for engine in threads_of(stages).engines)
+
+
+@pytest.mark.parametrize(
+    ("name", "width"),
+    [
+        ("eagle3", 2),
+        ("draft_model", 2),
+        pytest.param("dflash", 2, marks=pytest.mark.long),
+        pytest.param("mimo", 2, marks=pytest.mark.long),
+        pytest.param("eagle3+parallel", 4, marks=pytest.mark.long),
+    ],
+)
+def test_ranks_of_the_first_stage_draft_together(name: str, width: int, tmp_path: Path) -> None:
+    config = config_of(name, tmp_path, layers=LAYERS.get(name, 7))
+    stages, alone = engine_of_stages(config, 2, width=width), Engine(config)
+    assert drafted(stages) == drafted(alone)
+    assert streamed(stages) == streamed(alone)
+    assert not any(engine._lockstep._later.are_some for engine in threads_of(stages).engines)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "eagle3",
+        "draft_model",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("dflash", "mimo", "deepseek_v3")),
+    ],
+)
+def test_drafts_belong_to_their_streams_while_a_pass_is_in_each_stage(name: str, tmp_path: Path) -> None:
+    """Chunks of prompts, and streams that verify their own drafts, in as many passes as there are stages."""
+    config = config_of(name, tmp_path, layers=LAYERS.get(name, 7))
+    stages, alone = engine_of_stages(config, 3 if name == "eagle3" else 2), Engine(config)
+    for sampling in ({}, {"temperature": 0.7, "seed": 3}):
+        wanted = streamed(alone, count=3, **sampling)
+        assert wanted[2]
+        assert streamed(stages, count=3, **sampling) == wanted
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "eagle3",
+        *(
+            pytest.param(name, marks=pytest.mark.long)
+            for name in ("draft_model", "dflash+window", "mimo", "deepseek_v3")
+        ),
+    ],
+)
+def test_what_a_drafter_keeps_is_handed_over_to_other_depths(name: str, tmp_path: Path) -> None:
+    """From one process to stages, back, and between two divisions."""
+    config = config_of(name, tmp_path, layers=LAYERS.get(name, 7))
+    alone, two, three = Engine(config), engine_of_stages(config, 2), engine_of_stages(config, 3)
+    for prefill, decode in ((alone, two), (two, alone), (two, three)):
+        assert prefill.fingerprint == decode.fingerprint
+        assert prefill.layout.same_model(decode.layout)
+        check_hand_over(prefill, decode)
+
+
+def test_all_ways_to_sample_and_a_grammar_are_drafted_behind(tmp_path: Path) -> None:
+    config = config_of("eagle3", tmp_path, layers=7)
+    stages, alone = engine_of_stages(config, 2), Engine(config)
+    wanted, found = Generator(alone, chunk_size=23), Generator(stages, chunk_size=23)
+    assert found.run(asked()) == wanted.run(asked())
+    assert found.results == wanted.results
+    assert any(each and each.drafts for one in found.results.values() for each in one)
+
+
+@pytest.mark.parametrize("kind", [_Kind.READING, _Kind.GUESSING])
+def test_a_draft_that_is_told_twice_is_refused(kind: _Kind, tmp_path: Path) -> None:
+    stages = engine_of_stages(config_of("eagle3", tmp_path, layers=7), 2, width=2)
+
+    def send(self: Threads, *frames: bytes) -> None:
+        for frame in frames:
+            self.tell(*[frame] * (2 if frame[0] == kind else 1))
+
+    with mock.patch.object(Threads, "send", send), pytest.raises(RankLostError):
+        Generator(stages).run([new_sequence("a", [5, 6, 7])])
+    assert re.match(
+        rf"rank 1 failed \(rank 1 is at pass \d+.*message {kind} of pass \d+: they are out of step", stages.lost
+    )
+
+
+def test_a_first_stage_sleeps_with_its_drafter(tmp_path: Path) -> None:
+    stages = engine_of_stages(config_of("draft_model", tmp_path, layers=5), 2, allocate=allocated)
+    before, each = drafted(stages), [stages, *threads_of(stages).engines]
+    asleep = stages.sleep()
+    assert [left_of(one) for one in each] == [0] * len(each)
+    stages.wake(asleep)
+    assert drafted(stages) == before
+
+
+def test_a_failed_draft_fails_its_pass(tmp_path: Path) -> None:
+    stages = engine_of_stages(config_of("eagle3", tmp_path, layers=7), 2)
+    assert stages._head is not None
+    with mock.patch.object(stages._head, "read", side_effect=MemoryError("no room")):
+        with pytest.raises(RankLostError, match=r"a pass failed on rank 0 \(MemoryError: no room\)"):
+            Generator(stages).run([new_sequence("a", [5, 6, 7])])
