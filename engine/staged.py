@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -27,14 +27,28 @@ Finish = Callable[[torch.Tensor | None], Pass]
 Draft = Callable[[list[Sampled | None], torch.Tensor], Pass]
 
 
-class Arrived(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Arrived:
     """The last stage's message about a pass: logits [R, V], and hidden states [T, ..] of all stages but the first.
 
-    Without sampled rows there are no logits; a drafter reads the states.
+    Without sampled rows there are no logits; a drafter reads the states. `over`: recorded where a stream of its own takes it.
     """
 
     logits: torch.Tensor | None
     states: torch.Tensor
+    over: torch.cuda.Event | None = None
+
+    def result(self) -> Arrived:
+        """Itself: the host need not wait."""
+        return self
+
+    def states_here(self) -> torch.Tensor:
+        """The hidden states, for which the current stream waits."""
+        if self.over is not None:
+            stream = torch.cuda.current_stream(self.states.device)
+            stream.wait_event(self.over)
+            self.states.record_stream(stream)
+        return self.states
 
 
 class Sizes(NamedTuple):
@@ -62,7 +76,7 @@ class Staged(Protocol):
         """
         ...
 
-    def arriving(self, size: PassSize) -> Future[Arrived] | ArrivingOnGpu:
+    def arriving(self, size: PassSize) -> Future[Arrived] | Arrived:
         """Return what comes of a pass that isn't sampled here: on a further rank."""
         ...
 
@@ -165,21 +179,6 @@ class StagedPassOnGpu:
         return self.sampling.wait()
 
 
-@dataclass(frozen=True, slots=True)
-class ArrivingOnGpu:
-    """A message that a stream of its own waits for."""
-
-    arrived: Arrived
-    over: torch.cuda.Event
-
-    def result(self) -> Arrived:
-        """Have the current stream wait for it."""
-        stream = torch.cuda.current_stream(self.arrived.states.device)
-        stream.wait_event(self.over)
-        self.arrived.states.record_stream(stream)
-        return self.arrived
-
-
 class StagedOnGpu:
     """See `Staged`: logits come and are sampled in a stream of their own, beside the passes that follow.
 
@@ -222,11 +221,10 @@ class StagedOnGpu:
             return drafted.wait()
 
     @torch.inference_mode()
-    def arriving(self, size: PassSize) -> ArrivingOnGpu:
+    def arriving(self, size: PassSize) -> Arrived:
         """See `Staged.arriving`: the stream takes it when it comes, so that no ring fills."""
         with self.sampling() as over:
-            arrived = self._arrived(size)
-        return ArrivingOnGpu(arrived, over)
+            return replace(self._arrived(size), over=over)
 
     @contextmanager
     def sampling(self) -> Iterator[torch.cuda.Event]:

@@ -283,7 +283,7 @@ class Head:
 
     def __init__(self, spec: ModelSpec, weights: Weights, product: Linear, *, aux: AuxStates | None) -> None:
         """`aux`: where all rows' normed output goes."""
-        own, self._aux, self._product = spec.head, aux, product
+        own, self._aux, self.product = spec.head, aux, product
         norm = replace(spec.norms, kind=own.norm_kind or spec.norms.kind)
         self._norm = declare_norm(norm, weights, own.norm, spec.hidden_size)
         self._multiplier, self._softcap = own.multiplier, own.softcap
@@ -296,11 +296,11 @@ class Head:
             if not batch.num_sampled:
                 return None
             rows = normed if batch.sampled_rows is None else normed.index_select(0, batch.sampled_rows)
-            logits = self._product(rows, out=out)
+            logits = self.product(rows, out=out)
         elif batch.num_sampled:
             if batch.sampled_rows is not None and not batch.has_prompts:
                 stream.only(batch.sampled_rows)
-            logits = self._product(stream.normed(self._norm), out=out)
+            logits = self.product(stream.normed(self._norm), out=out)
         else:
             return None
         if self._multiplier != 1.0:

@@ -19,8 +19,7 @@ class Arrived(Protocol):
     @property
     def logits(self) -> torch.Tensor | None: ...
 
-    @property
-    def states(self) -> torch.Tensor: ...
+    def states_here(self) -> torch.Tensor: ...
 
 
 class Arriving(Protocol):
@@ -90,7 +89,7 @@ class LaterPasses:
         if not self._unread or self._unread[0][0] != number:
             return False
         _, arriving, taken = self._unread.popleft()
-        self._read = number, drafting.read_taken(runner, taken, arriving.result().states, after)
+        self._read = number, drafting.read_taken(runner, taken, arriving.result().states_here(), after)
         return True
 
     @torch.inference_mode()

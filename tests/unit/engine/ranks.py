@@ -18,6 +18,7 @@ from engine.parallel.group import ALONE
 from engine.parallel.ranks import Ranks
 from engine.parallel.shared_memory import SharedMemoryGroup
 from engine.sequence import Sequence
+from engine.weights.sleeping import storages_of
 from tests.models import EOS_TOKEN_ID
 from tests.unit.engine.families.exact import prompt_of
 from tests.unit.engine.generate import Generator, new_sequence
@@ -149,3 +150,14 @@ def _preempted(generator: Generator) -> list[int]:
     for each in (sequence, other):
         generator.release(each)
     return sequence.token_ids[len(PROMPTS[3]) :]
+
+
+def allocated(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
+    """A pool of torch's own memory, as a GPU's is."""
+    return torch.zeros(shape, dtype=dtype, device=device)
+
+
+def left_of(engine: Engine) -> int:
+    """Bytes that one rank's layers and pool have; what is reached through its group is the others'."""
+    stays = (engine._ranks.group, engine._ranks.stage)
+    return sum(one.nbytes() for one in storages_of((engine._decoder, engine._head, engine.kv), engine.kv.device, stays))

@@ -20,10 +20,10 @@ from engine.config import CacheConfig, EngineConfig
 from engine.engine import Engine
 from engine.parallel.group import RankLostError
 from engine.parallel.together import LackingError
-from engine.weights.sleeping import MovedOut, storages_of
+from engine.weights.sleeping import MovedOut
 from tests.unit.engine.drafters import drafter
 from tests.unit.engine.generate import Generator, new_sequence
-from tests.unit.engine.ranks import Threads, engine_of_ranks, engine_of_stages, threads_of
+from tests.unit.engine.ranks import Threads, allocated, engine_of_ranks, engine_of_stages, left_of, threads_of
 
 PROMPTS = [[3 + (number * 37 + at * 11) % 400 for at in range(length)] for number, length in enumerate((39, 5, 27))]
 SEVERAL = {
@@ -34,21 +34,10 @@ SEVERAL = {
 WAYS = pytest.mark.parametrize("moves", [True, False], ids=["weights move", "the pool alone"])
 
 
-def allocated(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
-    """A pool of torch's own memory, as a GPU's is."""
-    return torch.zeros(shape, dtype=dtype, device=device)
-
-
 def answers(engine: Engine) -> list[list[int]]:
     sequences = [new_sequence(str(at), prompt) for at, prompt in enumerate(PROMPTS)]
     sequences.append(new_sequence("drawn", PROMPTS[1], temperature=1.0, seed=5))
     return Generator(engine, chunk_size=16).run(sequences)
-
-
-def left_of(engine: Engine) -> int:
-    """Bytes that one rank's layers and pool have; what is reached through its group is the others'."""
-    stays = (engine._ranks.group, engine._ranks.stage)
-    return sum(one.nbytes() for one in storages_of((engine._decoder, engine._head, engine.kv), engine.kv.device, stays))
 
 
 def of_followers_alone(problem: BaseException) -> Callable[..., object]:

@@ -17,8 +17,7 @@ from engine.sequence import Chunk, Sequence
 from tests.unit.engine.drafts import check_hand_over, new_sequences
 from tests.unit.engine.generate import Generator, new_sequence
 from tests.unit.engine.rank_drafts import HEADS, SHORT, config_of, drafted
-from tests.unit.engine.ranks import Threads, asked, engine_of_stages, generated, threads_of
-from tests.unit.engine.test_sleeping_ranks import allocated, left_of
+from tests.unit.engine.ranks import Threads, allocated, asked, engine_of_stages, generated, left_of, threads_of
 from worker.serving.chunks import schedule
 
 DEEP = [

@@ -19,7 +19,7 @@ from engine.parallel.group import RankLostError
 from engine.parallel.ranks import Ranks
 from engine.parallel.stage import Stage
 from engine.sampling.device import PackedSampling, SamplingSize
-from engine.staged import StagedOnGpu
+from engine.staged import Sizes, StagedOnGpu
 
 VOCABULARY = 8
 PASSES, LOGITS = "passes", "logits"  # the two streams
@@ -109,7 +109,7 @@ class Rank:
     def __init__(self, recorded: Recorded) -> None:
         peers = Peers(torch.zeros(64, dtype=torch.int16), [0, 0], 1)
         self._lockstep = Lockstep(Ranks(peers, stage=_stage(recorded)), "cuda")
-        self._staged = StagedOnGpu(_stage(recorded), VOCABULARY, torch.float32, torch.device("cpu"))
+        self._staged = StagedOnGpu(_stage(recorded), Sizes(VOCABULARY, states=0), torch.float32, torch.device("cpu"))
         self._recorded: Any = recorded
 
     def follow(self, *frames: bytes) -> None:
