@@ -17,7 +17,7 @@ from cli.bench.compare import compared
 from cli.bench.files import check_writable, document, metadata_of, read, write
 from cli.bench.load import more_fields
 from cli.bench.report import progress_line, render, step_head, step_row, verdict
-from cli.bench.results import Done, missed_already, shares_of, summarize
+from cli.bench.results import Done, missed_already, summarize
 from cli.bench.run import LoadGenerator, Run
 from cli.bench.settings import BenchSettings
 from cli.bench.steps import MaxSearch, Step, of_step, seed_of, steps_of
@@ -64,7 +64,6 @@ def compare(before: str, after: str) -> int:
 
 def check(settings: BenchSettings) -> None:
     """Check before any load for whatever would fail after it. Raises ConfigError."""
-    shares_of(settings)
     metadata_of(settings)
     more_fields(settings)
     check_writable(settings)
@@ -119,14 +118,14 @@ class Bench:
 
     async def _sweep(self, steps: list[Step]) -> None:
         if len(steps) > 1:
-            print(step_head(self._settings), flush=True)
+            print(step_head(), flush=True)
         for step in steps:
             if not self._interrupted:
                 await self._step(step, several=len(steps) > 1)
 
     async def _find(self, search: MaxSearch) -> None:
         self._search = search
-        print(step_head(self._settings), flush=True)
+        print(step_head(), flush=True)
         while (rate := search.rate) is not None and not self._interrupted:
             done = await self._step(Step(rate), several=True)
             if self._interrupted:

@@ -22,7 +22,8 @@ RENAMED = {
 }
 OBJECTIVES = {"ttft": "--ttft-slo-ms", "tpot": "--tpot-slo-ms", "e2el": "--e2e-slo-ms", "e2e": "--e2e-slo-ms"}
 NEEDLESS = {"--tokenizer": 1, "--tokenizer-mode": 1, "--ready-check-timeout-sec": 1, "--trust-remote-code": 0}
-NEEDLESS |= {"--disable-tqdm": 0, "--use-beam-search": 0, "--skip-tokenizer-init": 0, "--percentile-metrics": 1}
+NEEDLESS |= {"--disable-tqdm": 0, "--use-beam-search": 0, "--skip-tokenizer-init": 0}
+NEEDLESS |= {"--percentile-metrics": 1, "--metric-percentiles": 1}
 DATASETS = ("random", "sharegpt", "custom")
 BACKENDS = {"vllm": "completions", "openai": "completions", "openai-chat": "chat", "vllm-chat": "chat"}
 SEVERAL = ("--goodput", "--metadata")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cli.bench.client import Sample
-from cli.bench.results import TIMES, Done, Summary, names_of, shares_of
+from cli.bench.results import SHARES, TIMES, Done, Summary, names_of
 from cli.bench.run import Run
 from cli.bench.settings import BenchSettings
 from cli.bench.steps import MaxSearch
@@ -75,9 +75,9 @@ def _table(summary: Summary) -> list[str]:
 # -- steps ---------------------------------------------------------------------------------------------------------
 
 
-def step_head(settings: BenchSettings) -> str:
+def step_head() -> str:
     """The header of a sweep's table."""
-    high = f"p{shares_of(settings)[-1] * 100:g}"
+    high = f"p{SHARES[-1] * 100:g}"
     return (
         f"{'load':>24}{'done':>7}{'failed':>7}{'req/s':>9}{'tok/s':>9}{'TTFT p50':>10}{high:>9}{'TPOT p50':>10}"
         f"{high:>9}{'within':>9}"
@@ -85,7 +85,7 @@ def step_head(settings: BenchSettings) -> str:
 
 
 def step_row(done: Done) -> str:
-    """A row of a sweep's table: medians, and the highest requested percentile."""
+    """A row of a sweep's table: medians, and the highest percentile."""
     summary = done.summary
     cells = [f"{done.step!s:>24}{summary['completed']:>7}{summary['failed']:>7}"]
     cells.append(f"{summary['requests_per_s']:>9.2f}{summary['output_tokens_per_s']:>9.0f}")

@@ -11,9 +11,9 @@ from cli.bench.client import Sample, percentile
 from cli.bench.run import Run
 from cli.bench.settings import BenchSettings
 from cli.bench.steps import Step
-from common.settings import ConfigError
 
 TIMES = ("ttft", "itl", "tpot", "e2e")
+SHARES = (0.5, 0.9, 0.95, 0.99)
 Summary = dict[str, Any]
 
 
@@ -31,7 +31,6 @@ def summarize(run: Run, settings: BenchSettings) -> Summary:
     good = [sample for sample in run.samples if not sample.error]
     seconds = max(run.ended - run.started, 1e-9)
     prompt_tokens, tokens = sum(sample.prompt_tokens for sample in good), sum(sample.tokens for sample in good)
-    shares = shares_of(settings)
     return {
         "duration_s": seconds,
         "interrupted": run.interrupted,
@@ -45,8 +44,8 @@ def summarize(run: Run, settings: BenchSettings) -> Summary:
         "input_tokens_per_s": prompt_tokens / seconds,
         "output_tokens_per_s": tokens / seconds,
         **_within(run, settings, seconds),
-        **{f"{name}_ms": spread(values, shares) for name, values in times_of(good).items()},
-        "sent_late_ms": spread(run.late, shares),
+        **{f"{name}_ms": spread(values) for name, values in times_of(good).items()},
+        "sent_late_ms": spread(run.late),
     }
 
 
@@ -84,26 +83,15 @@ def missed_already(run: Run, settings: BenchSettings) -> bool:
     return missed > allowed + 1e-6  # the product of shares is inexact
 
 
-def shares_of(settings: BenchSettings) -> list[float]:
-    """The percentiles to report, as shares; always with the median. Raises ConfigError."""
-    try:
-        found = {float(word) for word in settings.metric_percentiles.split(",")} | {50.0}
-    except ValueError:
-        found = {-1.0}
-    if not all(0 < value < 100 for value in found):
-        raise ConfigError(f"--metric-percentiles {settings.metric_percentiles}: numbers between 0 and 100, as 50,90,99")
-    return [value / 100 for value in sorted(found)]
-
-
 def names_of(values: dict[str, float]) -> list[str]:
     """Names of the percentiles in a spread: p50, p90, …"""
     return [name for name in values if name.startswith("p")]
 
 
-def spread(seconds: Sequence[float], shares: Sequence[float]) -> dict[str, float]:
+def spread(seconds: Sequence[float]) -> dict[str, float]:
     """Mean, percentiles and extremes in milliseconds; empty without values."""
     if not seconds:
         return {}
     values = {"mean": sum(seconds) / len(seconds), "min": min(seconds)}
-    values |= {f"p{share * 100:g}": percentile(seconds, share) for share in shares}
+    values |= {f"p{share * 100:g}": percentile(seconds, share) for share in SHARES}
     return {name: value * 1e3 for name, value in (values | {"max": max(seconds)}).items()}

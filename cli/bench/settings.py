@@ -68,7 +68,6 @@ class BenchSettings(ClientOptions):
     )
     num_warmups: Annotated[int, Field(ge=0)] = Field(1, description="requests before, one by one, that do not count")
     seed: int = Field(0, description="the same seed sends the same load")
-    metric_percentiles: str = Field("50,90,95,99", description="percentiles to tell, of each kind of time")
     metadata: str = Field(
         "", description="NAME=VALUE pairs to keep with the results; label=NAME is the run's in reports and comparisons"
     )

@@ -5,20 +5,22 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import signal
 import socket
-import subprocess
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Protocol
 
 from engine.parallel import pulse
+from engine.parallel.child import Child
 from engine.parallel.group import RankLostError
 from engine.parallel.link import Link
+from engine.parallel.nodes.bridged import EVERYBODY, Bridged
+from engine.parallel.nodes.joining import Joined
 from engine.parallel.pulse import Pulse
 from engine.parallel.shared_memory import LONGEST_WAIT_S, SharedMemoryGroup
 
-END_S = 5.0
 LOOK_S = 0.05
 LAST_WORD_S = 1.0  # bound on reading a dead process's last word
 
@@ -29,29 +31,59 @@ class Followers:
     Each has a link, for passes, and a channel, a connected socket for what else the two processes have to say.
     """
 
-    def __init__(self, size: int, command: Sequence[str], *, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        size: int,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str] | None = None,
+        joined: Sequence[Joined] = (),
+        bridge: Callable[[int], Bridged] | None = None,
+    ) -> None:
         """Start them: `command RANK SIZE LINK CHANNEL MEMORY LEADER`, the descriptors and the pid as numbers.
 
+        Those that other nodes `joined` with run there; `bridge(memory)` starts what carries this host's memory to them.
         Call it in the main thread. Raises OSError.
         """
         self._followers = list[_Follower]()
+        self._bridged: Bridged | None = None
+        self._pids = list[int]()
         num_bytes = SharedMemoryGroup.num_bytes(size)
         shared = os.memfd_create("ranks")
         try:
             os.ftruncate(shared, num_bytes)
             self.group = SharedMemoryGroup(mmap.mmap(shared, num_bytes), rank=0, size=size, lost=self.problem)
-            self._start(size, shared, command, environment)
-        finally:
-            os.close(shared)
-
-    def _start(self, size: int, shared: int, command: Sequence[str], environment: Mapping[str, str] | None) -> None:
-        try:
-            for rank in range(1, size):
-                beats = Pulse(partial(self.group.beats, rank))
-                self._followers.append(_Follower(rank, size, shared, command, environment, beats))
+            self._bridged = bridge(shared) if bridge is not None else None
+            self._start(size, shared, command, environment, joined)
         except BaseException:
             self.close()
             raise
+        finally:
+            os.close(shared)
+
+    def _start(
+        self,
+        size: int,
+        shared: int,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None,
+        joined: Sequence[Joined],
+    ) -> None:
+        elsewhere = {rank: node for node in joined for rank in node.links}
+        for rank in range(1, size):
+            beats = Pulse(partial(self.group.beats, rank))
+            if (node := elsewhere.get(rank)) is not None:
+                assert self._bridged is not None, "a bridge reaches other nodes"
+                process: _Process = _OnNode(rank, node.name, self._bridged)
+                follower = _Follower(rank, node.links[rank], node.channels[rank], process, beats)
+            else:
+                ours, theirs = socket.socketpair()
+                channel, its = socket.socketpair()
+                with theirs, its:
+                    process = Child(rank, [*command, str(rank), str(size)], (theirs, its), shared, environment)
+                self._pids.append(process.pid)
+                follower = _Follower(rank, ours, channel, process, beats)
+            self._followers.append(follower)
 
     @property
     def channels(self) -> list[socket.socket]:
@@ -60,8 +92,8 @@ class Followers:
 
     @property
     def pids(self) -> list[int]:
-        """The process ids, by rank."""
-        return [follower.process.pid for follower in self._followers]
+        """The process ids of those on this host, by rank."""
+        return self._pids
 
     def problem(self) -> str:
         """See `Led.problem`."""
@@ -89,39 +121,61 @@ class Followers:
 
     def close(self) -> None:
         """End the followers."""
-        self.group.dismiss()
-        self.group.leave()
+        if hasattr(self, "group"):
+            self.group.dismiss()
+            self.group.leave()
         for follower in self._followers:
             follower.leave()
         for follower in self._followers:
             follower.end()
+        if self._bridged is not None:
+            self._bridged.close()
+
+
+class _Process(Protocol):
+    """A follower's process, as far as its leader knows of it."""
+
+    name: str
+    last_words_s: float  # how long after its link closed it may take to hear why
+
+    def ended(self) -> tuple[str, bool]:
+        """Return how it ended, "" while it lives, and whether its link may say why."""
+        ...
+
+    def kill(self) -> None: ...
+
+    def end(self) -> None:
+        """Wait for its end; kill it if it hangs."""
+        ...
+
+
+class _OnNode:
+    """A process of another host, which that host's first one starts and ends: see `_Process`."""
+
+    last_words_s = LAST_WORD_S
+
+    def __init__(self, rank: int, node: str, bridged: Bridged) -> None:
+        self._rank, self._bridged = rank, bridged
+        self.name = f"rank {rank} on {node}"
+
+    def ended(self) -> tuple[str, bool]:
+        if words := self._bridged.said_of(self._rank):
+            return words, True
+        return self._bridged.said_of(EVERYBODY) or "", False
+
+    def kill(self) -> None:
+        """No-op: its host does, once it is left."""
+
+    def end(self) -> None:
+        """No-op, as `kill`."""
 
 
 class _Follower:
     """One of them, as its leader sees it."""
 
-    def __init__(
-        self,
-        rank: int,
-        size: int,
-        shared: int,
-        command: Sequence[str],
-        environment: Mapping[str, str] | None,
-        beats: Pulse,
-    ) -> None:
-        ours, theirs = socket.socketpair()
-        self.channel, its = socket.socketpair()
-        with theirs, its:
-            passed = theirs.fileno(), its.fileno(), shared
-            self.process = subprocess.Popen(
-                [*command, *map(str, (rank, size, *passed, os.getpid()))],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                pass_fds=passed,
-                start_new_session=True,  # a terminal's Ctrl-C is for the leader, which drains
-            )
-        self.rank, self.link = rank, Link(ours, longest_wait_s=LONGEST_WAIT_S)
-        self._name = f"rank {rank} (pid {self.process.pid})"
+    def __init__(self, rank: int, link: socket.socket, channel: socket.socket, process: _Process, beats: Pulse) -> None:
+        self.rank, self.link, self.channel = rank, Link(link, longest_wait_s=LONGEST_WAIT_S), channel
+        self._process = process
         self.has_loaded = threading.Event()
         self.reason = ""
         self._pulse, self._stands, self._cut_off = beats, "", ""
@@ -149,26 +203,29 @@ class _Follower:
             for frame in frames:
                 self.link.send(frame)
         except RankLostError as error:
-            self._cut_off = f"{self._name} {error}"
+            until = time.monotonic() + self._process.last_words_s
+            while not self._process.ended()[0] and time.monotonic() < until:
+                time.sleep(LOOK_S)
+            self._cut_off = f"{self._process.name} {error}"
             raise RankLostError(self.problem()) from error
 
     def problem(self) -> str:
         """The reason that it computes no more; "" while it lives."""
-        code = self.process.poll()
-        if code is not None:
+        ended, may_say_why = self._process.ended()
+        if may_say_why:
             self._hearing.join(LAST_WORD_S)
         if self.reason:
             return f"rank {self.rank}: {self.reason}"
         if self._stands:
             return self._stands
-        if code is not None:
-            return f"{self._name} ended with {_described(code)}"
+        if ended:
+            return ended
         if self._cut_off:  # a process with a GPU may take seconds to end
             return self._cut_off
         still_s = self._pulse.still_s()
         if still_s > (pulse.STANDS_S if self.has_loaded.is_set() else pulse.LOADING_S):
-            self._stands = f"{self._name} stands still: no sign of life for {still_s:.0f} s"
-            self.process.kill()  # it would keep its memory for as long as it is stopped
+            self._stands = f"{self._process.name} stands still: no sign of life for {still_s:.0f} s"
+            self._process.kill()  # it would keep its memory for as long as it is stopped
         return self._stands
 
     def leave(self) -> None:
@@ -178,16 +235,5 @@ class _Follower:
             self.channel.shutdown(socket.SHUT_RDWR)
 
     def end(self) -> None:
-        """Wait for its end; kill it if it hangs."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(END_S)
-        self.process.kill()
-        self.process.wait()
-
-
-def _described(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    with contextlib.suppress(ValueError):
-        return f"signal {signal.Signals(-code).name}"
-    return f"signal {-code}"
+        """See `_Process.end`."""
+        self._process.end()

@@ -6,6 +6,8 @@ processor away, does not, and no pass ends without it.
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -46,3 +48,12 @@ class Pulse:
             self._still_s = self._still_s + since if count == self._seen and count else 0.0
             self._seen = count
             return self._still_s
+
+
+def described(code: int) -> str:
+    """Return how a process ended, by its exit code; a negative one is a signal's."""
+    if code >= 0:
+        return f"exit code {code}"
+    with contextlib.suppress(ValueError):
+        return f"signal {signal.Signals(-code).name}"
+    return f"signal {-code}"

@@ -13,5 +13,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     host: str  # at which peers reach the transport
     stages: int  # 1: processes are ranks alone; else each stage has as many
     on_gpu: bool  # the one with its number that the leader sees
+    first: int = 0  # the number of the first process on its host
+    here: int  # processes there
+    model: str = ""  # on its host; "": where the leader has it
     log_level: str
     log_format: str

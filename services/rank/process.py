@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import NoReturn
 
 import msgspec
@@ -147,7 +148,11 @@ def _load(transport: Transport, ends: Ends, asked: Asked) -> Engine | None:
     if config is None:
         return None
     settings = decode_config(config)
-    settings = replace(settings, num_threads=min(settings.num_threads, physical_cores()))
+    settings = replace(
+        settings,
+        num_threads=min(settings.num_threads, physical_cores()),
+        model=Path(asked.model) if asked.model else settings.model,
+    )
     return Engine(settings, allocate=transport.allocate, ranks=ranks)
 
 
@@ -164,10 +169,10 @@ def main() -> NoReturn:
     asked = msgspec.json.decode(sys.argv[1], type=Asked)
     ends = Ends(*map(int, sys.argv[2:]))
     if asked.on_gpu:
-        see_one_gpu(ends.rank, count=torch.cuda.device_count())
+        see_one_gpu(ends.rank - asked.first, count=torch.cuda.device_count())
     beat(ends.group.beat)
     start_logging(service=f"{asked.worker} rank {ends.rank}", level=asked.log_level, form=asked.log_format)
-    if not asked.on_gpu and (own := stay_near(ends.rank, ends.group.size)):
+    if not asked.on_gpu and (own := stay_near(ends.rank - asked.first, asked.here)):
         log.info("rank.near", extra={"rank": ends.rank, "processors": listed(own)})
     asyncio.run(serve(asked, ends))
     raise AssertionError("it leaves by itself")

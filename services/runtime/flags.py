@@ -108,6 +108,7 @@ GROUPS = (  # title, beginnings of names; the first that fits counts
             "tensor_",
             "enable_expert",
             "pipeline_",
+            "nnodes",
             "kv_",
             "block_size",
             "max_",

@@ -32,6 +32,10 @@ ELSEWHERE = dict.fromkeys(
 ELSEWHERE |= {
     "--data-parallel-size": "--prefill N --decode N start more workers",
     "--gpu-memory-utilization": "--kv-memory-mb sizes the KV pool; without it a GPU gives what weights and passes leave",
+    **dict.fromkeys(
+        ("--node-rank", "--master-addr", "--master-port", "--dist-init-addr", "--headless"),
+        "--nnodes N:RANK@HOST:PORT says how many hosts have a worker's stages, which one this is, and where they meet",
+    ),
     "--swap-space": "KV is not swapped: --kv-memory-mb is the pool, and sequences that don't fit are computed again; "
     "--kv-host-mb keeps what the pool evicts",
     **dict.fromkeys(

@@ -82,6 +82,7 @@ REMOVED: dict[tuple[str, ...], dict[str, str]] = {
         "duration_s": "what --num-prompts and --request-rate say since 0.2",
         "timeout_s": "a constant since 0.2: 600 s",
         "percentile_metrics": "always all four since 0.2",
+        "metric_percentiles": "always 50, 90, 95 and 99 since 0.2",
         "print_each": "what --output FILE.jsonl has since 0.2",
         "find_max": "a sweep since 0.2: --sweep max",
         "slo_share": "of the sweep since 0.2: --sweep max=0.99",

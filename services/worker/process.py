@@ -48,6 +48,7 @@ from services.runtime.names import ANSWER_S, Name, held, made_up, new_incarnatio
 from services.runtime.settings import no_model
 from services.runtime.signals import ending_in_time, parked_by_signals, until_signalled
 from services.runtime.tracer import open_tracer
+from services.worker.further import serve_node
 from services.worker.host_share import HostMB
 from services.worker.kv_events import KVEventsConfig
 from services.worker.ranks import check_ranks, led
@@ -86,7 +87,7 @@ async def run(settings: WorkerServiceSettings, roles: Sequence[str], lender: Eng
         ending_in_time(stopping, settings.drain_s),
         connect_bus(settings.nats(), name=worker_id, owns_streams=False) as bus,
         held(bus, worker_name(bus, identity)) as still_free,
-        led(settings, worker_id) as lead,
+        led(settings, worker_id, stopping) as lead,
     ):
         engine = await lead.loaded(partial(build_engine, settings, lead.transport, lender, lead.ranks))
         targets = StepTargets(settings.step_target_ms)
@@ -182,7 +183,7 @@ def _speculation(config: SpeculativeConfig | None, worker: Worker, *, drafts_its
 
 def see_only(settings: WorkerServiceSettings) -> WorkerServiceSettings:
     """Show this process a single GPU as `cuda:0`, so that no kernel runs on another by mistake; a leader, those of all."""
-    processes = settings.processes
+    processes = settings.processes_here
     if not settings.device.startswith("cuda:") and (processes == 1 or settings.device != "cuda"):
         return settings
     first = int(settings.device.removeprefix("cuda").removeprefix(":") or 0)
@@ -274,6 +275,8 @@ def main(service: str, lender: Engine | None = None) -> int:
         serve(settings.model, settings.worker_id or service)
         if settings.processor == "cpu" and (bound := settle()):
             log.info("processor.bound", extra={"variable": BOUND, "instructions": bound})
+        if (nodes := settings.nodes) is not None and nodes.number:
+            return serve_node(see_only(settings).sized(), nodes)
         asyncio.run(run(settings, ROLES[service], lender))
     except FAILURES as error:
         return fail(error)

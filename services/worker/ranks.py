@@ -6,20 +6,27 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NoReturn, TypeVar
 
 import msgspec
+import torch
 
+from common import VERSION
+from common.access import read_login
 from common.settings import ConfigError
+from engine.checkpoint.fingerprint import files_fingerprint
 from engine.foreign import is_foreign
 from engine.parallel.followers import Followers
 from engine.parallel.group import RankLostError
+from engine.parallel.nodes.bridged import Bridged
+from engine.parallel.nodes.joining import Joined
+from engine.parallel.nodes.wire import key_of
 from engine.parallel.ranks import ONE_RANK, Ranks
-from engine.resolving import read_config, staged_model
+from engine.resolving import read_config, resolve_dtype, staged_model
 from engine.spec.ranks import for_rank
 from kvtransfer.ranks.leader import RankedTransport
 from kvtransfer.transport import TransferError, Transfers, Transport, open_transport
@@ -31,12 +38,14 @@ from services.rank.devices import held_back, ranks_on
 from services.runtime.commands import service_environment
 from services.runtime.loading import fail
 from services.runtime.settings import no_model
+from services.worker.nodes import met
 from services.worker.settings import WorkerServiceSettings
 from worker.worker import EXIT_DEVICE_BROKEN, WorkerEngine, let_go
 
 log = logging.getLogger("baton.ranks")
 
 COMMAND = (sys.executable, "-m", "services.rank")
+BRIDGE = (sys.executable, "-m", "services.bridge")
 LOOK_S = 0.25
 T = TypeVar("T")
 
@@ -99,8 +108,11 @@ class Led:
 
 
 @asynccontextmanager
-async def led(settings: WorkerServiceSettings, worker: str) -> AsyncIterator[Led]:
-    """Start the further ranks, and end them at last. Raises OSError."""
+async def led(settings: WorkerServiceSettings, worker: str, stopping: asyncio.Event) -> AsyncIterator[Led]:
+    """Start the further ranks, and end them at last. Raises OSError, ConfigError.
+
+    Ranks on other hosts join before; who is told to stop meanwhile ends with code 0.
+    """
     transport = open_transport(settings.kv_transport, host=settings.transport_host)
     if settings.processes == 1:
         try:
@@ -108,23 +120,18 @@ async def led(settings: WorkerServiceSettings, worker: str) -> AsyncIterator[Led
         finally:
             await transport.close()  # also of a worker that never ran
         return
-    asked = Asked(
-        worker=worker,
-        transport=settings.kv_transport,
-        host=settings.transport_host,
-        on_gpu=settings.processor.startswith("cuda"),
-        stages=settings.pipeline_parallel_size,
-        log_level=settings.log_level,
-        log_format=settings.log_format,
-    )
+    asked = asked_of(settings, worker)
+    joined, bridge = await _joined(settings, stopping)
     followers = Followers(
         settings.processes,
         [*COMMAND, msgspec.json.encode(asked).decode()],
         environment=service_environment(),
+        joined=joined,
+        bridge=bridge,
     )
     log.info("ranks.started", extra={"ranks": settings.processes, "pids": followers.pids})
     # Further ranks begin with the processors that this one was allowed, and choose theirs among them.
-    if settings.processor == "cpu" and (own := stay_near(0, settings.processes)):
+    if settings.processor == "cpu" and (own := stay_near(0, settings.processes_here)):
         log.info("rank.near", extra={"rank": 0, "processors": listed(own)})
     try:
         ranks = ranks_on(followers.group, settings.processor, stages=asked.stages)
@@ -136,3 +143,62 @@ async def led(settings: WorkerServiceSettings, worker: str) -> AsyncIterator[Led
     finally:
         await transport.close()
         await asyncio.to_thread(followers.close)
+
+
+def asked_of(settings: WorkerServiceSettings, worker: str, *, first: int = 0, model: str = "") -> Asked:
+    """The first words to this host's further ranks, see `Asked`."""
+    return Asked(
+        worker=worker,
+        transport=settings.kv_transport,
+        host=settings.transport_host,
+        on_gpu=settings.processor.startswith("cuda"),
+        stages=settings.pipeline_parallel_size,
+        first=first,
+        here=settings.processes_here,
+        model=model,
+        log_level=settings.log_level,
+        log_format=settings.log_format,
+    )
+
+
+async def _joined(
+    settings: WorkerServiceSettings, stopping: asyncio.Event
+) -> tuple[Sequence[Joined], Callable[[int], Bridged] | None]:
+    """The other nodes, once all have joined, and what starts the bridge to them; nobody on a single host."""
+    if (nodes := settings.nodes) is None:
+        return (), None
+    places = nodes.places(settings.processes)
+    log.info("nodes.awaited", extra={"nodes": nodes.count, "address": nodes.address})
+    facts = await asyncio.to_thread(facts_of, settings)
+    joined = await asyncio.to_thread(met, nodes, places, secret_of(settings), facts, stopping.is_set)
+    if not joined:
+        raise SystemExit(0)
+    width = settings.tensor_parallel_size
+    return joined, lambda memory: Bridged(
+        BRIDGE, memory, places, joined, width=width, environment=service_environment()
+    )
+
+
+def secret_of(settings: WorkerServiceSettings) -> bytes:
+    """The key that nodes prove to have. Raises ConfigError."""
+    file = settings.nats().credentials
+    assert file is not None, "checked"
+    login = read_login(file)
+    return key_of(f"{login.user}:{login.password}")
+
+
+def facts_of(settings: WorkerServiceSettings) -> dict[str, str]:
+    """Return what must be the same on all nodes, by the option that says it. It reads files. Raises ValueError, OSError."""
+    config = settings.engine()
+    dtype = resolve_dtype(config.dtype, torch.device(config.device), read_config(config).dtype)
+    return {
+        "release": VERSION,
+        "--model": files_fingerprint(settings.model),
+        "--pipeline-parallel-size": str(settings.pipeline_parallel_size),
+        "--tensor-parallel-size": str(settings.tensor_parallel_size),
+        "--device": settings.processor.partition(":")[0],
+        "--dtype": dtype,
+        "--quantization": settings.quantization,
+        "--kv-cache-dtype": settings.kv_cache_dtype,
+        "--transport": settings.kv_transport,
+    }

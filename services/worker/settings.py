@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
 
 from common.settings import ConfigError, Id
 from engine.config import CacheConfig, DraftConfig, EngineConfig
 from services.rank.cores import physical_cores
+from services.worker.nodes import Nodes, check_nodes
 from services.worker.options import STAGES, Ranks, WorkerOptions
 from services.worker.speculative import SpeculativeConfig
+
+
+def _some_nodes(text: str) -> str:
+    Nodes.parse(text)
+    return text
 
 
 class WorkerServiceSettings(WorkerOptions):
@@ -21,6 +29,11 @@ class WorkerServiceSettings(WorkerOptions):
         "vocabulary; with --device cuda each has a GPU",
     )
     pipeline_parallel_size: Ranks = Field(1, description=STAGES)
+    nnodes: Annotated[str, AfterValidator(_some_nodes)] = Field(
+        "",
+        description="stages on several hosts, as N:RANK@HOST:PORT: N nodes, this one is RANK (from 0), and node 0 listens at "
+        "HOST:PORT (29501); the same command on each, with the same --nats-credentials, which show who may join; empty: one host",
+    )
     ready_file: str = Field("", description="file that is there while the worker takes work, for probes; empty: none")
 
     def sized(self) -> WorkerServiceSettings:
@@ -64,9 +77,21 @@ class WorkerServiceSettings(WorkerOptions):
         """The ranks of all stages of this worker."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
+    @property
+    def nodes(self) -> Nodes | None:
+        """The hosts of its stages; None: this one."""
+        return Nodes.parse(self.nnodes)
+
+    @property
+    def processes_here(self) -> int:
+        """Those of them that are on this host."""
+        return self.processes if (nodes := self.nodes) is None else self.processes // nodes.count
+
     def check_ranks(self) -> None:
         """Raise ConfigError for settings that ranks or stages don't have, whatever the model: before it is fetched."""
         self.check_beside(self.tensor_parallel_size, self.pipeline_parallel_size)
+        if (nodes := self.nodes) is not None:
+            check_nodes(self, nodes)
 
     def check_alone(self) -> None:
         """Raise ConfigError for ranks and stages, which a worker that pools doesn't have."""
@@ -76,9 +101,11 @@ class WorkerServiceSettings(WorkerOptions):
         ):
             if count > 1:
                 raise ConfigError(f"{flag} {count}: a worker that pools is one process: take 1, and more workers")
+        if self.nnodes:
+            raise ConfigError(f"--nnodes {self.nnodes}: a worker that pools is one process: leave it out")
 
     def _cores_of_a_rank(self) -> int:
-        return max(1, physical_cores() // self.processes)
+        return max(1, physical_cores() // self.processes_here)
 
     def _draft(self) -> DraftConfig | None:
         """The drafts that the engine verifies; None without any."""

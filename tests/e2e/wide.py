@@ -16,6 +16,7 @@ import msgspec
 from tests.e2e.asking import all_idle, complete, until, watching
 from tests.e2e.cluster import Cluster
 from tests.models import build_tiny_model
+from tests.ports import own_port
 from tests.reference import greedy_tokens
 
 NEW_TOKENS = 12
@@ -23,7 +24,10 @@ LENGTHS = (1, 16, 33, 150)  # the cluster's token budget is 64: 150 tokens are t
 
 
 class WideCluster(Cluster):
-    """`widths`: a worker's ranks, or stages (`depths`), by its name; 1 for the others. All take `flags`."""
+    """`widths`: a worker's ranks, or stages (`depths`), by its name; 1 for the others. All take `flags`.
+
+    `nodes`: the nodes, by a worker's name, that have its stages; a further one is the process `NAME.NUMBER`.
+    """
 
     def __init__(
         self,
@@ -31,14 +35,26 @@ class WideCluster(Cluster):
         *,
         widths: Mapping[str, int] | None = None,
         depths: Mapping[str, int] | None = None,
+        nodes: Mapping[str, int] | None = None,
         flags: Sequence[str] = (),
         **options: object,
     ) -> None:
         super().__init__(folder, **options)  # type: ignore[arg-type]
         self._widths, self._depths, self._more = widths or {}, depths or {}, flags
+        self._meetings = {name: (count, own_port()) for name, count in (nodes or {}).items()}
+
+    async def start(self, name: str) -> None:
+        await super().start(name)
+        if "." not in name and name in self._meetings:
+            for number in range(1, self._meetings[name][0]):
+                await self.start(f"{name}.{number}")
 
     def _worker_flags(self, name: str) -> list[str]:
+        name, _, number = name.partition(".")
         ranks = ["-tp", str(self._widths.get(name, 1)), "-pp", str(self._depths.get(name, 1))]
+        if name in self._meetings:
+            count, port = self._meetings[name]
+            ranks += ["--nnodes", f"{count}:{number or 0}@127.0.0.1:{port}"]
         return [*super()._worker_flags(name), *ranks, *self._more]
 
 
@@ -69,11 +85,12 @@ async def check(
     model: Path | None = None,
     are_stages: tuple[bool, bool] = (False, False),
     within: int = 1,
+    nodes: Mapping[str, int] | None = None,
     **options: object,
 ) -> None:
     """Prompts alone, again with cached prefixes, and in a batch. `are_stages`: of the prefill and the decode worker.
 
-    `within`: the ranks of each stage.
+    `within`: the ranks of each stage. `nodes`: see `WideCluster`.
     """
     model = model or build_tiny_model(tmp_path / "llama", "llama")
     rng = random.Random(7)
@@ -86,7 +103,7 @@ async def check(
     processes |= {name: count * within for name, count in depths.items()}
     options = {"max_batch_tokens": 64, **options}
     async with (
-        WideCluster(tmp_path / "run", model=model, widths=widths, depths=depths, **options) as cluster,
+        WideCluster(tmp_path / "run", model=model, widths=widths, depths=depths, nodes=nodes, **options) as cluster,
         watching(cluster) as (_, peers),
         httpx.AsyncClient(base_url=cluster.url, timeout=60) as client,
     ):

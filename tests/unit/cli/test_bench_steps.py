@@ -142,7 +142,8 @@ def test_a_script_for_vllm_means_the_same() -> None:
     expected |= {"burstiness": 2, "seed": 9, "ttft_slo_ms": 500, "tpot_slo_ms": 50, "e2e_slo_ms": 9000}
     assert found.model_dump(include=set(expected)) == expected
     assert metadata_of(found) == {"a": "b", "c": "d", "label": "run"}
-    assert needless == ["--tokenizer", "--dataset-name", "--disable-tqdm", "--percentile-metrics"]
+    told = ["--tokenizer", "--dataset-name", "--disable-tqdm", "--percentile-metrics", "--metric-percentiles"]
+    assert needless == told
     assert settings_of("--host", "h", "--port", "9").url == "http://h:9"
     assert settings_of("--random-input-len=12").input_len == 12
 
@@ -245,10 +246,10 @@ def test_the_flags_of_single_forms_say_the_new_one(flag: str, told: str) -> None
 
 
 def test_a_step_s_line_stands_below_its_headings() -> None:
-    settings = BenchSettings(ttft_slo_ms=200, metric_percentiles="75")
-    head, row = step_head(settings), step_row(done(1, 0.1, settings=settings))
+    settings = BenchSettings(ttft_slo_ms=200)
+    head, row = step_head(), step_row(done(1, 0.1, settings=settings))
     assert head.split()[-1] == "within"
-    assert "p75" in head
+    assert "p99" in head
     assert row.endswith("100.0%")
     assert len(head) == len(row)
     empty = step_row(done(1, 0.1, settings=BenchSettings()))

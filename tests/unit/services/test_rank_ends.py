@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import mmap
 import os
 import socket
@@ -80,7 +81,7 @@ async def test_a_worker_that_fails_at_its_start_leaves_no_memory() -> None:
     made = list[Path]()
 
     async def fails() -> None:
-        async with led(WorkerServiceSettings(), "w") as lead:
+        async with led(WorkerServiceSettings(), "w", asyncio.Event()) as lead:
             lead.transport.allocate((4, 16), torch.float32, "cpu")
             made.append(_file(lead.transport))
             assert made[0].exists()
