@@ -228,10 +228,6 @@ class WorkerOptions(ModelSettings):
             ),
             (f"a fake device computes nothing that {several} could share: --device cpu", self.fake is not None),
             (
-                f"{several} have host memory of their own: --kv-host-mb takes no :shared with them",
-                HostMB.parse(self.kv_host_mb).is_shared,
-            ),
-            (
                 "draft heads and models aren't cut into stages: draft by suffix or ngram",
                 stages > 1
                 and (drafts := SpeculativeConfig.parse(self.speculative_config)) is not None

@@ -10,6 +10,7 @@ import pytest
 from tests.e2e.asking import client_of, until, watching
 from tests.e2e.cluster import Cluster
 from tests.e2e.evicting import LENGTH, NUM_TOKENS, OPTIONS, PROMPTS, asked, asked_until_answered
+from tests.e2e.wide import WideCluster
 from tests.models import build_tiny_model
 from tests.reference import greedy_tokens
 
@@ -44,12 +45,16 @@ async def test_prompts_that_the_pool_evicted_come_back_through_kills_too(compute
 
 
 @pytest.mark.long
-async def test_a_worker_finds_what_another_one_of_its_host_stored_before_it_was_killed(tmp_path: Path) -> None:
-    model = build_tiny_model(tmp_path / "llama", "llama")
+@pytest.mark.parametrize(("width", "depth"), [(1, 1), (2, 1), (1, 2)])
+async def test_a_worker_finds_what_another_one_of_its_host_stored_before_it_was_killed(
+    width: int, depth: int, tmp_path: Path
+) -> None:
+    model = build_tiny_model(tmp_path / "llama", "llama", num_hidden_layers=3)
     expected = greedy_tokens(model, PROMPTS, NUM_TOKENS)
     options = OPTIONS | {"kv_host_mb": "8:shared"}
+    widths, depths = (dict.fromkeys(("prefill-0", "decode-0"), count) for count in (width, depth))
     async with (
-        Cluster(tmp_path / "run", model=model, prefill=1, **options) as cluster,
+        WideCluster(tmp_path / "run", model=model, prefill=1, widths=widths, depths=depths, **options) as cluster,
         client_of(cluster) as client,
         watching(cluster) as (_, peers),
     ):

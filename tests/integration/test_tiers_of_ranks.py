@@ -12,6 +12,7 @@ from tests.integration.kv_ranks import Worker, running, stop
 from worker.tier.host_memory import HostMemory
 from worker.tier.host_store import PrivateStore
 from worker.tier.ranks.asking import Asking, FurtherMemory
+from worker.tier.ranks.questions import Room
 
 MODEL, SLOTS = "windows and states", 64
 
@@ -19,7 +20,7 @@ MODEL, SLOTS = "windows and states", 64
 def memory_of(worker: Worker) -> tuple[HostMemory, Asking]:
     ask = Asking.of(worker.transport)
     assert ask is not None
-    further = FurtherMemory(ask, SLOTS)
+    further = FurtherMemory(ask, Room(SLOTS))
     return HostMemory(worker.pool, worker.layout, PrivateStore(SLOTS), further), ask
 
 

@@ -19,6 +19,7 @@ from worker.tier.host_memory import HostMemory
 from worker.tier.host_store import HostStore, PrivateStore
 from worker.tier.host_tier import HostTier
 from worker.tier.ranks.asking import Ask, FurtherFiles, FurtherMemory
+from worker.tier.ranks.questions import Room
 from worker.tier.region import Region
 from worker.tier.settings import HostSettings
 from worker.tier.shared_store import SharedStore
@@ -36,7 +37,7 @@ class HasPool(Protocol):
 def host_store(settings: HostSettings, layout: KVLayout, *, fingerprint: str, num_ranks: int = 1) -> HostStore | None:
     """Host memory of this process or, if shared, of all that serve this model; None without room for a block.
 
-    Of several ranks each has as many slots, in a process of its own.
+    Of several ranks each has as many slots, in a process of its own; the first one's region says what is in all of them.
     Not on an event loop: another process may hold the region's lock.
     """
     num_slots = settings.num_bytes // (num_ranks * layout.block_bytes)
@@ -45,6 +46,8 @@ def host_store(settings: HostSettings, layout: KVLayout, *, fingerprint: str, nu
     if not settings.is_shared:
         return PrivateStore(num_slots)
     same = msgspec.msgpack.encode(msgspec.structs.replace(layout, num_blocks=1))
+    if num_ranks > 1:  # a rank may keep what a worker of one does
+        same += num_ranks.to_bytes(2, "little")
     tag = hashlib.blake2b(same + fingerprint.encode(), digest_size=16).hexdigest()
     try:
         region = Region.join(tag, num_slots, layout.block_bytes)
@@ -69,7 +72,8 @@ def host_tier(
     """The host tier, with files below it if a disk was claimed for them; None without memory. `ask`: further ranks."""
     if store is None:
         return None
-    memory = HostMemory(engine.kv, engine.layout, store, None if ask is None else FurtherMemory(ask, store.num_slots))
+    room = Room(store.num_slots, str(store.region.path) if isinstance(store, SharedStore) else "")
+    memory = HostMemory(engine.kv, engine.layout, store, None if ask is None else FurtherMemory(ask, room))
     log.info(
         "tier.host",
         extra={
@@ -81,7 +85,7 @@ def host_tier(
     )
     tier = HostTier(pool, memory, copier=CopyThread(), wake=wake)
     if disk is not None:
-        tier.files = _files(tier, memory, disk, None if ask is None else FurtherFiles(ask, store.num_slots))
+        tier.files = _files(tier, memory, disk, None if ask is None else FurtherFiles(ask, room))
     return tier
 
 

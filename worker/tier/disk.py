@@ -10,6 +10,7 @@ from kvtransfer.transport import TransferError
 from worker.tier.file_blocks import FileBlocks
 from worker.tier.kv_files import KVFiles
 from worker.tier.ranks.asking import Ask, FurtherFiles, common_files
+from worker.tier.ranks.questions import Room
 from worker.tier.settings import DiskSettings
 
 log = logging.getLogger("baton.tier")
@@ -44,5 +45,5 @@ class Disk:
         gone = blocks.make_room(0)
         files.remove(gone)
         if ask is not None and gone:
-            FurtherFiles(ask, 0).remove(gone)
+            FurtherFiles(ask, Room(0)).remove(gone)
         return cls(files, blocks)

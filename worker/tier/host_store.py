@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -106,8 +106,9 @@ class PrivateStore:
 
     evicted, surplus, owes, is_shared = 0, 0, False, False
 
-    def __init__(self, num_slots: int) -> None:
-        self.num_slots = num_slots
+    def __init__(self, num_slots: int, chunk: Callable[..., torch.Tensor] | None = None) -> None:
+        """`chunk`: provides the memory, see `HostStore.chunk`; None: this process's own."""
+        self.num_slots, self._given = num_slots, chunk
         self._free = list(range(num_slots - 1, -1, -1))
 
     @property
@@ -149,6 +150,8 @@ class PrivateStore:
         """No-op: nothing waits."""
 
     def chunk(self, first: int, shape: tuple[int, int], *, is_pinned: bool) -> torch.Tensor:
+        if self._given is not None:
+            return self._given(first, shape, is_pinned=is_pinned)
         try:
             return torch.empty(shape, dtype=torch.uint8, pin_memory=is_pinned)
         except RuntimeError as error:  # torch's, for lack of memory, too

@@ -87,9 +87,7 @@ class Region:
         while True:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:
-                told = os.fstat(descriptor)
-                if told.st_uid != os.geteuid() or not stat.S_ISREG(told.st_mode):
-                    raise OSError(f"{path} is not ours")
+                _check_own(path, descriptor)
                 with _locked(descriptor):
                     if os.fstat(descriptor).st_nlink and _is_whole(path, descriptor, num_slots, block_bytes):
                         return cls._joined(path, descriptor)
@@ -170,23 +168,64 @@ class Region:
     def reach(self, first: int, count: int) -> memoryview:
         """The bytes of slots, whose memory is there from now on. Raises MemoryError."""
         begin, size = self.slots_at + first * self.block_bytes, count * self.block_bytes
-        try:
-            os.posix_fallocate(self._descriptor, begin, size)
-        except OSError as error:
-            raise MemoryError(f"no room for {size >> 20} MiB in {self.path.parent}: lower --kv-host-mb") from error
+        _reserve(self._descriptor, begin, size)
         return memoryview(self.memory)[begin : begin + size]
 
     def close(self) -> None:
         """Leave; the last one removes the file."""
         with contextlib.suppress(OSError), self.locked():
             if _lock(self._descriptor, 1, MOST_PROCESSES):
-                self.path.unlink(missing_ok=True)
+                _remove(self.path)
         _lock(self._descriptor, 0, 1 + MOST_PROCESSES, fcntl.F_UNLCK)  # `mmap` has a copy of the descriptor
         os.close(self._descriptor)
 
     def _is_locked(self, at: int) -> bool:
         told = fcntl.fcntl(self._descriptor, fcntl.F_OFD_GETLK, struct.pack(FLOCK, fcntl.F_WRLCK, 0, at, 1, 0))
         return bool(struct.unpack(FLOCK, told)[0] != fcntl.F_UNLCK)
+
+
+class Beside:
+    """The slots of a further rank: a file beside its worker's region, which lasts as long as that, and has no labels or locks."""
+
+    def __init__(self, region: Path, rank: int, num_slots: int, block_bytes: int) -> None:
+        """Join the file, or make it. Raises OSError."""
+        self._block_bytes = block_bytes
+        path, num_bytes = region.with_name(f"{region.name}.{rank}"), num_slots * block_bytes
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            _check_own(path, self._descriptor)
+            if os.fstat(self._descriptor).st_size < num_bytes:
+                os.ftruncate(self._descriptor, num_bytes)
+            self._memory = mmap.mmap(self._descriptor, num_bytes)
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    def reach(self, first: int, count: int) -> memoryview:
+        """See `Region.reach`."""
+        begin, size = first * self._block_bytes, count * self._block_bytes
+        _reserve(self._descriptor, begin, size)
+        return memoryview(self._memory)[begin : begin + size]
+
+
+def _reserve(descriptor: int, begin: int, size: int) -> None:
+    """Take memory for bytes of a file. Raises MemoryError: without, lack of it is a SIGBUS."""
+    try:
+        os.posix_fallocate(descriptor, begin, size)
+    except OSError as error:
+        raise MemoryError(f"no room for {size >> 20} MiB in {SHM_FOLDER}: lower --kv-host-mb") from error
+
+
+def _check_own(path: Path, descriptor: int) -> None:
+    told = os.fstat(descriptor)
+    if told.st_uid != os.geteuid() or not stat.S_ISREG(told.st_mode):
+        raise OSError(f"{path} is not ours")
+
+
+def _remove(path: Path) -> None:
+    """Remove a region, and what further ranks have beside it."""
+    for each in (path, *path.parent.glob(f"{path.name}.*")):
+        each.unlink(missing_ok=True)
 
 
 def _is_whole(path: Path, descriptor: int, num_slots: int, block_bytes: int) -> bool:
@@ -198,7 +237,7 @@ def _is_whole(path: Path, descriptor: int, num_slots: int, block_bytes: int) -> 
         os.posix_fallocate(descriptor, 0, places["slots"])  # else lack of memory is a SIGBUS
         os.pwrite(descriptor, head, 0)
     if os.pread(descriptor, HEAD.size, 0) != head and _lock(descriptor, 1, MOST_PROCESSES):
-        path.unlink()
+        _remove(path)
         return False
     return True
 
@@ -237,14 +276,17 @@ def _locked(descriptor: int) -> Iterator[None]:
 
 
 def _remove_stale(folder: Path, own: Path) -> None:
-    """Remove this user's other regions that no process has."""
+    """Remove this user's other regions that no process has, and ranks' slots without a region."""
     for path in folder.glob(f"{PREFIX}-{os.geteuid()}-*"):
-        if path == own:
+        region = path.with_name(path.name.partition(".")[0])
+        if path not in (own, region) and region != own and not region.exists():
+            path.unlink(missing_ok=True)
+        if path == own or path != region:
             continue
         with contextlib.suppress(OSError):
             descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 if _lock(descriptor, 0, 1 + MOST_PROCESSES) and os.fstat(descriptor).st_nlink:
-                    path.unlink()
+                    _remove(path)
             finally:
                 os.close(descriptor)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -260,11 +260,8 @@ class SharedStore:
             self._owed.popleft()
 
     def chunk(self, first: int, shape: tuple[int, int], *, is_pinned: bool) -> torch.Tensor:
-        memory = torch.frombuffer(self.region.reach(first, shape[0]), dtype=torch.uint8).view(shape)
+        memory = chunk_of(self.region.reach, first, shape, is_pinned=is_pinned)
         if is_pinned:
-            failed = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
-            if int(failed):
-                raise MemoryError(f"{memory.numel() >> 20} MiB can't be pinned: lower --kv-host-mb (error {failed})")
             self._registered.append(memory)
         return memory
 
@@ -273,3 +270,15 @@ class SharedStore:
             torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
         self._registered.clear()
         self.region.close()
+
+
+def chunk_of(
+    reach: Callable[[int, int], memoryview], first: int, shape: tuple[int, int], *, is_pinned: bool
+) -> torch.Tensor:
+    """The bytes of slots that processes share, see `HostStore.chunk` and `Region.reach`."""
+    memory = torch.frombuffer(reach(first, shape[0]), dtype=torch.uint8).view(shape)
+    if is_pinned:
+        failed = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
+        if int(failed):
+            raise MemoryError(f"{memory.numel() >> 20} MiB can't be pinned: lower --kv-host-mb (error {failed})")
+    return memory

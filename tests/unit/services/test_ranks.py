@@ -40,7 +40,6 @@ from tests.unit.engine.families.catalogue import CASES
     [
         (["-tp", "3"], "--tensor-parallel-size 3: ranks can't share 4 attention heads: take a number that divides"),
         (["-tp", "2", "--device", "fake"], "--tensor-parallel-size 2: a fake device computes nothing"),
-        (["-tp", "2", "--kv-host-mb", "auto:shared"], "--kv-host-mb takes no :shared with them, or take 1"),
         (["-tp", "2", "--model-impl", "transformers"], "--tensor-parallel-size 2: transformers computes a model whole"),
         (["-tp", "2", "--no-enable-expert-parallel", "--model", "experts"], "take --enable-expert-parallel"),
         (["-tp", "0"], "--tensor-parallel-size (BATON_TENSOR_PARALLEL_SIZE): 1 or more is needed"),
@@ -55,7 +54,6 @@ from tests.unit.engine.families.catalogue import CASES
             "--pipeline-parallel-size 8: more than 64 processes with --tensor-parallel-size 16: fewer",
         ),
         (["-pp", "2", "--device", "fake"], "--pipeline-parallel-size 2: a fake device computes nothing"),
-        (["-pp", "2", "--kv-host-mb", "auto:shared"], "stages have host memory of their own: --kv-host-mb takes no"),
         (["-pp", "2", "--model-impl", "transformers"], "--pipeline-parallel-size 2: transformers computes a model"),
         (["-pp", "2", "--speculative-config", '{"method": "mtp"}'], "draft heads and models aren't cut into stages"),
         (["-pp", "2", "--model", "/no/such"], "/no/such"),
@@ -114,8 +112,6 @@ def test_ranks_share_the_cores_and_are_lent_no_weights(tmp_path: Path, monkeypat
 
 
 ASKED = [
-    (["-tp", "2", "--kv-host-mb", "8:shared"], "--kv-host-mb takes no :shared with them, or take 1"),
-    (["-pp", "2", "--kv-host-mb", "8:shared"], "--kv-host-mb takes no :shared with them, or take 1"),
     (["-pp", "2", "--speculative-config", "mtp"], "draft heads and models aren't cut into stages: draft by suffix"),
     (["-pp", "2", "--model-impl", "transformers"], "transformers computes a model whole: a model of Baton's families"),
     (["-tp", "2", "--device", "fake"], "--tensor-parallel-size 2: a fake device computes nothing"),
@@ -140,11 +136,11 @@ def test_what_no_model_could_change_is_refused_before_one_is_fetched(
 
 
 def test_what_no_model_could_change_is_said_once(tmp_path: Path) -> None:
-    words = ["-pp", "2", "-tp", "2", "--kv-host-mb", "8:shared", "--data-dir", str(tmp_path), "--port", "0"]
+    words = ["-pp", "2", "-tp", "2", "--model-impl", "transformers", "--data-dir", str(tmp_path), "--port", "0"]
     model = build_tiny_model(tmp_path / "llama", "llama")
     settings = load_settings(UpSettings, command="up", arguments=["--model", str(model), *words], environment={})
     told = [finding.said for finding in examine(settings.shared_out()) if finding.level == "fail"]
-    assert [line.partition(": ")[2][:17] for line in told if "stages" in line] == ["stages have host "]
+    assert [line.partition(": ")[2][:22] for line in told if "pipeline" in line] == ["transformers computes "]
 
 
 def test_a_host_refuses_what_stages_of_ranks_do_not_have_as_it_reads_its_file(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from engine.groups import Entry
 from kvtransfer.transport import AmongRanks, TransferError, Transport
 from worker.tier.host_memory import Answers
 from worker.tier.kv_files import Stored
-from worker.tier.ranks.questions import Entries, File, Load, Question, Read, Store, TakeFolder, Write
+from worker.tier.ranks.questions import Entries, File, Load, Question, Read, Room, Store, TakeFolder, Write
 
 # A message has 64 KiB. A block is two numbers of up to 5 bytes.
 BLOCKS_OF_A_QUESTION = 2_048
@@ -70,8 +70,8 @@ class Asking:
 class FurtherMemory:
     """The further ranks' shares in memory."""
 
-    def __init__(self, ask: Ask, num_slots: int) -> None:
-        self._ask, self._num_slots, self.num_ranks = ask, num_slots, ask.num_ranks
+    def __init__(self, ask: Ask, room: Room) -> None:
+        self._ask, self._room, self.num_ranks = ask, room, ask.num_ranks
 
     def store(self, slots: Sequence[int], blocks: Sequence[int]) -> Answers:
         return self._copies(Store, slots, blocks)
@@ -85,26 +85,26 @@ class FurtherMemory:
     def _copies(self, kind: type[Store | Load], slots: Sequence[int], blocks: Sequence[int]) -> Answers:
         size = BLOCKS_OF_A_QUESTION
         parts = (slice(at, at + size) for at in range(0, len(slots), size))
-        return self._ask([kind(self._num_slots, [*slots[part]], [*blocks[part]]) for part in parts])
+        return self._ask([kind(self._room, [*slots[part]], [*blocks[part]]) for part in parts])
 
 
 class FurtherFiles:
     """The further ranks' shares in files."""
 
-    def __init__(self, ask: Ask, num_slots: int) -> None:
-        self._ask, self._num_slots = ask, num_slots
+    def __init__(self, ask: Ask, room: Room) -> None:
+        self._ask, self._room = ask, room
 
     def write(
         self, gone: Sequence[tuple[bytes, Stored]], digests: Sequence[bytes], slots: Sequence[Mapping[int, Entry]]
     ) -> Callable[[], int]:
         """Remove and write files; return how many all ranks wrote."""
         removals = [File(digest, [*stored.numbers]) for digest, stored in gone]
-        first = [Write(self._num_slots, part, []) for part in _parts(removals)]
-        return self._least([*first, *(Write(self._num_slots, [], part) for part in _parts(_entries(digests, slots)))])
+        first = [Write(self._room, part, []) for part in _parts(removals)]
+        return self._least([*first, *(Write(self._room, [], part) for part in _parts(_entries(digests, slots)))])
 
     def read(self, digests: Sequence[bytes], slots: Sequence[Mapping[int, Entry]]) -> Callable[[], int]:
         """Read files; return how many from the first on all ranks have."""
-        return self._least([Read(self._num_slots, part) for part in _parts(_entries(digests, slots))])
+        return self._least([Read(self._room, part) for part in _parts(_entries(digests, slots))])
 
     def remove(self, gone: Sequence[tuple[bytes, Stored]]) -> None:
         """Remove files. Nobody waits: what is left over then counts for no rank when the next worker begins."""
@@ -143,5 +143,5 @@ def common_files(ask: Ask, folder: Path, found: Mapping[bytes, Stored]) -> dict[
         if all(files.get(digest) == stored.numbers for files in theirs)
     }
     useless = {(digest, numbers) for files in theirs for digest, numbers in files.items() if digest not in kept}
-    FurtherFiles(ask, 0).write([(digest, Stored(numbers, 0)) for digest, numbers in useless], (), ())()
+    FurtherFiles(ask, Room(0)).write([(digest, Stored(numbers, 0)) for digest, numbers in useless], (), ())()
     return kept

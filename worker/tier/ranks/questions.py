@@ -9,10 +9,17 @@ from __future__ import annotations
 import msgspec
 
 
+class Room(msgspec.Struct, frozen=True, array_like=True):
+    """The slots that there are, by the same numbers on all ranks."""
+
+    num_slots: int
+    region: str = ""  # the first rank's, whose workers share memory; empty: each has its own
+
+
 class Store(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """Copy blocks into slots. The answer: the blocks' digests."""
 
-    num_slots: int  # that there are
+    room: Room
     slots: list[int]
     blocks: list[int]
 
@@ -20,7 +27,7 @@ class Store(msgspec.Struct, frozen=True, array_like=True, tag=1):
 class Load(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """Copy slots into blocks. The answer: the blocks' digests."""
 
-    num_slots: int
+    room: Room
     slots: list[int]
     blocks: list[int]
 
@@ -48,7 +55,7 @@ class Entries(msgspec.Struct, frozen=True, array_like=True):
 class Write(msgspec.Struct, frozen=True, array_like=True, tag=4):
     """Remove files, then write others. The answer: how many were written."""
 
-    num_slots: int
+    room: Room
     gone: list[File]
     files: list[Entries]
 
@@ -56,7 +63,7 @@ class Write(msgspec.Struct, frozen=True, array_like=True, tag=4):
 class Read(msgspec.Struct, frozen=True, array_like=True, tag=5):
     """Read files into slots, up to the first that is not what was written. The answer: how many were read."""
 
-    num_slots: int
+    room: Room
     files: list[Entries]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from threading import Lock
 
@@ -12,9 +13,11 @@ import torch
 
 from common.pages import KVLayout
 from worker.tier.host_memory import HostMemory
-from worker.tier.host_store import PrivateStore
+from worker.tier.host_store import HostStore, PrivateStore
 from worker.tier.kv_files import KVFiles, Stored, TornFileError
-from worker.tier.ranks.questions import QUESTIONS, Entries, File, Load, Read, Store, TakeFolder, Write
+from worker.tier.ranks.questions import QUESTIONS, Entries, File, Load, Read, Room, Store, TakeFolder, Write
+from worker.tier.region import Beside
+from worker.tier.shared_store import chunk_of
 
 
 class SharesBelow:
@@ -47,13 +50,20 @@ class SharesBelow:
     def _memory_of(self, asked: Store | Load | Write | Read) -> HostMemory:
         with self._taking:  # threads of copies and of files may both ask first
             if self._memory is None:
-                self._memory = HostMemory(self._kv, self._layout, PrivateStore(asked.num_slots))
+                self._memory = HostMemory(self._kv, self._layout, self._store_of(asked.room))
         blocks = asked.blocks if isinstance(asked, Store | Load) else []
         slots = asked.slots if isinstance(asked, Store | Load) else _slots_of(asked.files)
         for number, count in ((blocks, len(self._kv)), (slots, self._memory.store.num_slots)):
             if any(not 0 <= each < count for each in number):
                 raise ValueError(f"a copy between blocks and slots that aren't there: of {count} one")
         return self._memory
+
+    def _store_of(self, room: Room) -> HostStore:
+        if not room.region:
+            return PrivateStore(room.num_slots)
+        block_bytes = self._layout.block_bytes
+        beside = Beside(Path(room.region), self._rank, room.num_slots, block_bytes)
+        return PrivateStore(room.num_slots, partial(chunk_of, beside.reach))
 
     def _write(self, asked: Write) -> bytes:
         files, said = self._claimed(), b""

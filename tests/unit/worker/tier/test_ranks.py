@@ -29,9 +29,11 @@ from worker.tier.file_tier import FileTier
 from worker.tier.host_memory import HostMemory
 from worker.tier.ranks import share
 from worker.tier.ranks.asking import FurtherFiles, FurtherMemory
-from worker.tier.ranks.questions import Question, Store
+from worker.tier.ranks.questions import Question, Room, Store
 from worker.tier.ranks.share import SharesBelow
+from worker.tier.region import PREFIX, Beside, Region
 from worker.tier.settings import DiskSettings
+from worker.tier.shared_store import SharedStore
 
 AMPLE = 1 << 30
 
@@ -53,9 +55,11 @@ class AskHere:
 
 
 class WideServer(Server):
-    """A server of several ranks; `directory`: with files, and host memory that is smaller."""
+    """A server of several ranks; `directory`: with files, and host memory that is smaller; `regions`: with others' memory."""
 
-    def __init__(self, folder: Path, model: str, *, size: int = 2, directory: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path, model: str, *, size: int = 2, directory: Path | None = None, regions: Path | None = None
+    ) -> None:
         name, settings = MODELS[model]
         case = next(case for case in (*CASES, hybrid_windows.CASE) if case.name == name)
         block = 2 * BLOCK if "states" in model else BLOCK  # every rank has states whole
@@ -66,11 +70,16 @@ class WideServer(Server):
             groups = BlockPool.of(Engine(config).layout)
             count = 2 * (held_at_most(groups.groups, -(-LENGTH // block)) + groups.fixed)
             engine = engine_of_ranks(config.with_pool(count, block), size)
-        super().__init__(engine, slots_of_pool=4 if directory is None else 1)
+        times = 4 if directory is None else 1
+        self.store, room = None, Room(times * engine.layout.num_blocks)
+        if regions is not None:
+            self.store = SharedStore(Region.join("layout", room.num_slots, engine.layout.block_bytes, folder=regions))
+            room = Room(room.num_slots, str(self.store.region.path))
+        super().__init__(engine, slots_of_pool=times, store=self.store)
         ranks = enumerate(threads_of(engine).engines, 1)
         self.further = [SharesBelow(each.kv, each.layout, rank) for rank, each in ranks]
         self.ask = AskHere(self.further)
-        self.memory._further = FurtherMemory(self.ask, self.num_slots)
+        self.memory._further = FurtherMemory(self.ask, room)
         self.writer, self.reader = HandCopier(), HandCopier()
         if directory is None:
             return
@@ -78,7 +87,7 @@ class WideServer(Server):
         assert disk is not None
         self.kv_files = disk.files
         writes, reads = Copies(self.writer), Copies(self.reader)
-        further = FurtherFiles(self.ask, self.num_slots)
+        further = FurtherFiles(self.ask, room)
         self.files = self.tier.files = FileTier(
             self.tier.blocks, self.memory, disk.files, disk.blocks, writes=writes, reads=reads, further=further
         )
@@ -128,6 +137,44 @@ def test_one_ranks_share_that_changed_is_a_miss(tmp_path: Path) -> None:
     text, found = server.answer(0)
     assert (text, found) == (first[0], 0)
     assert server.tier.totals().bad_digests > 0
+
+
+def test_ranks_of_another_worker_find_what_was_stored(tmp_path: Path) -> None:
+    """By the first rank's labels, each in the memory beside it that ranks of its number have."""
+    regions = tmp_path / "regions"
+    regions.mkdir()
+    stores, loads = (WideServer(tmp_path, "grouped heads", regions=regions) for _ in range(2))
+    first = [stores.answer(number)[0] for number in range(NUM_PROMPTS)]
+    text, found = loads.answer(0)
+    assert (text, found) == (first[0], LENGTH // BLOCK * BLOCK)
+    assert [loads.answer(number)[0] for number in range(NUM_PROMPTS)] == first
+    assert (loads.tier.totals().bad_digests, loads.tier.totals().failed_copies) == (0, 0)
+    for slot in range(stores.num_slots):
+        stores.memory_of(1).slot(slot)[5] ^= 4
+    text, found = loads.answer(0)
+    assert (text, found) == (first[0], 0)
+    assert loads.tier.totals().bad_digests > 0
+    assert sorted(path.suffix for path in regions.iterdir()) == ["", ".1"]
+    for server in (stores, loads):
+        assert server.store is not None
+        server.store.close()
+    assert not [*regions.iterdir()]
+
+
+def test_what_ranks_have_beside_a_region_goes_with_it(tmp_path: Path) -> None:
+    """Whoever comes next removes it where the worker was killed, and leaves that of a region which lives."""
+    Beside(tmp_path / f"{PREFIX}-{os.geteuid()}-gone", 1, 4, 4_096)
+    region = Region.join("lives", 4, 4_096, folder=tmp_path)
+    slots = Beside(region.path, 3, 4, 4_096)
+    slots.reach(1, 2)[5] = 7
+    other = Region.join("other", 4, 4_096, folder=tmp_path)
+    assert {path.name.rpartition("-")[2] for path in tmp_path.iterdir()} == {"lives", "lives.3", "other"}
+    assert Beside(region.path, 3, 4, 4_096).reach(1, 2)[5] == 7
+    region.close()
+    assert [*tmp_path.iterdir()] == [other.path]
+    (tmp_path / f"{other.path.name}.1").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic"):
+        Beside(other.path, 1, 4, 4_096)
 
 
 def test_a_rank_that_fails_to_copy_is_a_miss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +283,7 @@ def test_two_threads_that_ask_a_rank_first_get_the_same_memory(tmp_path: Path, m
         return made[-1]
 
     monkeypatch.setattr(share, "HostMemory", new)
-    asked = msgspec.msgpack.encode(Store(4, [0], [0]))
+    asked = msgspec.msgpack.encode(Store(Room(4), [0], [0]))
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(server.further[0].answer, [asked, asked]))
     assert len(made) == 1
@@ -265,4 +312,4 @@ def test_files_that_not_all_ranks_have_go_when_the_next_begins(tmp_path: Path) -
 def test_copies_between_what_is_not_there_are_refused(slots: list[int], blocks: list[int], tmp_path: Path) -> None:
     server = WideServer(tmp_path, "grouped heads")
     with pytest.raises(ValueError, match="aren't there"):
-        server.further[0].answer(msgspec.msgpack.encode(Store(4, slots, blocks)))
+        server.further[0].answer(msgspec.msgpack.encode(Store(Room(4), slots, blocks)))
