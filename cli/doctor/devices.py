@@ -51,7 +51,10 @@ def check() -> Iterator[Finding]:
     ]
     if apart:
         yield Finding(
-            "peers", "warn", f"no peer access between GPUs {', '.join(apart)}", "use --transport ucx between them"
+            "peers",
+            "warn",
+            f"no peer access between GPUs {', '.join(apart)}",
+            "use --transport ucx between them, and --pipeline-parallel-size to share a model",
         )
     elif count > 1:
         yield Finding("peers", "ok", f"all {count} GPUs reach each other's memory")
@@ -81,7 +84,12 @@ def links(table: str, count: int) -> Finding:
     ]
     if slow:
         text = f"no NVLink between GPUs {', '.join(slow)}"
-        return Finding("links", "warn", text, "place prefill and decode on linked GPUs: KV moves over PCIe else")
+        return Finding(
+            "links",
+            "warn",
+            text,
+            "place ranks of a stage, and prefill and decode, on linked GPUs: sums and KV go over PCIe else",
+        )
     return Finding("links", "ok", f"NVLink between all {count} GPUs")
 
 

@@ -12,6 +12,7 @@ from engine.kernels.collectives.group import Exchange, gpu_group
 from engine.parallel.group import ALONE, Group
 from engine.parallel.ranks import Ranks
 from engine.parallel.shared_memory import SharedMemoryGroup
+from kvtransfer.cuda.driver import CudaDriverError
 from kvtransfer.cuda.signals import StreamSignals
 from kvtransfer.cuda.symmetric import SymmetricMemory
 
@@ -52,4 +53,10 @@ def group_on(host: SharedMemoryGroup, device: str, *, missing: torch.Tensor | No
 
 
 def _mapped(inbox: torch.Tensor, rank: int, exchange: Exchange) -> Sequence[int]:
-    return SymmetricMemory(inbox, rank, exchange).addresses
+    try:
+        return SymmetricMemory(inbox, rank, exchange).addresses
+    except CudaDriverError as error:
+        raise ValueError(
+            "--tensor-parallel-size: the GPUs of ranks that sum have to reach each other's memory: give them others, as"
+            f" CUDA_VISIBLE_DEVICES orders them, or take stages alone, --pipeline-parallel-size ({error})"
+        ) from error

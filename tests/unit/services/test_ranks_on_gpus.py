@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -18,9 +19,20 @@ needs("triton")
 
 from engine.parallel.group import RankLostError
 from engine.parallel.shared_memory import SharedMemoryGroup
-from services.rank.devices import ranks_on
+from kvtransfer.cuda.driver import CudaDriverError
+from services.rank.devices import group_on, ranks_on
 from tests.unit.kernels.card import made_up
 from tests.unit.kernels.dry import Ordered
+
+
+def test_gpus_that_do_not_reach_each_other_are_told_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = CudaDriverError("cuIpcOpenMemHandle_v2: CUDA_ERROR_PEER_ACCESS_UNSUPPORTED (217)")
+    monkeypatch.setattr("services.rank.devices.SymmetricMemory", mock.Mock(side_effect=refused))
+    host = SharedMemoryGroup(mmap.mmap(-1, SharedMemoryGroup.num_bytes(1)), rank=0, size=1)
+    with made_up(lambda *launch: None):
+        group = group_on(host, "cuda")
+        with pytest.raises(ValueError, match=r"--tensor-parallel-size: the GPUs of ranks .* take stages .*\(cuIpcOpen"):
+            group.meet()
 
 
 def test_ranks_of_a_stage_on_gpus_share_inboxes_and_all_see_whom_one_misses(monkeypatch: pytest.MonkeyPatch) -> None:
