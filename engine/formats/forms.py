@@ -32,8 +32,9 @@ class RankSum:
 
     def total(self, dtype: torch.dtype) -> torch.Tensor:
         """Compute it, [T, E]."""
-        own = self.own.sum(dim=0, dtype=torch.float32) if self.own.dim() > 2 else self.own
-        return self.group.all_reduce(own.to(dtype))
+        if isinstance(self.group, Peers):
+            return self.group.all_reduce_parts(self.own, dtype)
+        return self.group.all_reduce(total_of(self.own, dtype))
 
 
 # Terms of the residual stream: a tensor [T, E], partial sums [P, T, E], a sum over ranks, or nothing.
@@ -123,6 +124,13 @@ class InInt8:
         return int8.normed_rows(total, weight, eps, self.columns, plus_one=plus_one), total
 
 
+def total_of(x: torch.Tensor | RankSum, dtype: torch.dtype) -> torch.Tensor:
+    """Return a term of the stream [T, E] in `dtype`: its parts [P, T, E] and ranks added."""
+    if isinstance(x, RankSum):
+        return x.total(dtype)
+    return (x.sum(dim=0) if x.dim() > 2 else x).to(dtype)
+
+
 def over_ranks(x: Added, dtype: torch.dtype) -> torch.Tensor | None:
     """Return `x` with its sum over ranks, if it is one."""
     return x.total(dtype) if isinstance(x, RankSum) else x
@@ -133,4 +141,4 @@ def summed(x: Added, residual: torch.Tensor) -> torch.Tensor:
     x = over_ranks(x, residual.dtype)
     if x is None:
         return residual
-    return residual + (x.sum(dim=0) if x.dim() > residual.dim() else x).to(residual.dtype)
+    return residual + total_of(x, residual.dtype)

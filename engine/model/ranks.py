@@ -10,7 +10,6 @@ import torch
 from engine.formats.forms import PLAIN, Added, InputForm, RankSum, Rows
 from engine.formats.product import ByItsResult, KeptWhole, Linear, LinearSpec, Table, TableFormat
 from engine.kernels.embedding import InputTokens
-from engine.kernels.experts.routing import Choice
 from engine.parallel.group import Group
 from engine.weights.parameters import Parameter, Shard, Weights
 
@@ -98,9 +97,3 @@ class SharedTable:
 
     def head(self, bias: torch.Tensor | None, weights: Weights) -> Linear:
         return Joined(self.table.head(bias, weights), self.group.gather)
-
-
-def held_here(choice: Choice, first: int, count: int) -> Choice:
-    """Return the choice by one rank's own numbers of its experts. Those of others have the number after the last."""
-    is_here = (choice.ids >= first) & (choice.ids < first + count)
-    return Choice(torch.where(is_here, choice.ids - first, count), choice.weights * is_here)

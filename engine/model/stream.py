@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.batch.batch import ForwardBatch
-from engine.formats.forms import PLAIN, Added, InputForm, Rows, over_ranks, summed
+from engine.formats.forms import PLAIN, Added, InputForm, RankSum, Rows, over_ranks, summed, total_of
 from engine.formats.product import Linear
 from engine.model.layers.norm import Norm
 from engine.spec.model import BranchSpec
@@ -90,8 +90,8 @@ class Stream:
         self._settle()
         self._added = linear.onto(self._residual, x)
 
-    def add(self, added: torch.Tensor) -> None:
-        """Add a sum [T, E], or its terms [P, T, E]."""
+    def add(self, added: torch.Tensor | RankSum) -> None:
+        """Add a sum [T, E], its terms [P, T, E], or the ranks' sum of either."""
         self._settle()
         self._added = added
 
@@ -188,28 +188,24 @@ class Branch:
             x = x.index_select(0, rows)
         self.add(stream, linear, x)
 
-    def add_both(self, stream: Stream, value: torch.Tensor, linear: Linear, x: torch.Tensor) -> None:
-        """Add a value [T, E], or its terms [P, T, E], and the product of x."""
+    def add_both(self, stream: Stream, value: torch.Tensor | RankSum, linear: Linear, x: torch.Tensor) -> None:
+        """Add a value, see `Stream.add`, and the product of x."""
         if self._adds_plainly:
             stream.add(value)
             self.add(stream, linear, x)
         else:
-            self.add_value(stream, _summed(value, x.dtype) + linear(x))
+            self.add_value(stream, total_of(value, x.dtype) + linear(x))
 
-    def add_value(self, stream: Stream, x: torch.Tensor) -> None:
-        """Add x [T, E] to the stream, or its terms [P, T, E]."""
+    def add_value(self, stream: Stream, x: torch.Tensor | RankSum) -> None:
+        """Add x to the stream, see `Stream.add`."""
         if not self._adds_plainly:
-            x = _summed(x, stream.dtype)
-        if self._after is not None:
-            x = self._after(x)
-        stream.add(x if self._multiplier == 1.0 else x * self._multiplier)
+            x = total_of(x, stream.dtype)
+            x = x if self._after is None else self._after(x)
+            x = x if self._multiplier == 1.0 else x * self._multiplier
+        stream.add(x)
         if self._scalar is not None:
             stream.times(self._scalar)
 
 
 def _wanted(linear: Linear, stream: Stream) -> InputForm:
     return linear.wants(stream.num_rows, stream.dtype)
-
-
-def _summed(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return (x.sum(dim=0) if x.dim() == 3 else x).to(dtype)

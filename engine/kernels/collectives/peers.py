@@ -93,6 +93,17 @@ class Peers:
         self._one_shot(partial, total, None)
         return total
 
+    def all_reduce_parts(self, partial: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Return the sum [T, E] of every rank's `partial` [T, E], or of its parts [P, T, E].
+
+        A rank sends the float32 sum of its parts, rounded to `dtype`.
+        """
+        if partial.dim() == 2 or partial[0].numel() * dtype.itemsize > self._most_bytes(FUSED_BYTES):
+            return self.all_reduce((partial if partial.dim() == 2 else partial.sum(dim=0)).to(dtype))
+        total = partial.new_empty(partial.shape[1:], dtype=dtype)
+        self._one_shot(partial.contiguous(), total, None)
+        return total
+
     def all_reduce_norm(
         self,
         partial: torch.Tensor,
@@ -102,14 +113,9 @@ class Peers:
         *,
         plus_one: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what `norm.add_and_norm` makes of the sum of every rank's `partial` [..., E].
-
-        It may be parts [P, ..., E], whose float32 sum is rounded to the residual's dtype before it is sent.
-        """
+        """Return what `norm.add_and_norm` makes of `all_reduce_parts` and the residual [T, E]."""
         if residual.nbytes > self._most_bytes(FUSED_BYTES):
-            if partial.dim() > residual.dim():
-                partial = partial.sum(dim=0, dtype=torch.float32)
-            total = self.all_reduce(partial.to(residual.dtype))
+            total = self.all_reduce_parts(partial, residual.dtype)
             return norm.add_and_norm(total, residual, weight, eps, plus_one=plus_one)
         residual = residual.contiguous()
         normed, total = torch.empty_like(residual), torch.empty_like(residual)

@@ -6,7 +6,7 @@ captured.
 """
 
 from engine.kernels.experts.mixture import Clamp, Experts, mixture
-from engine.kernels.experts.routing import Choice, route
+from engine.kernels.experts.routing import Choice, Held, route
 from engine.kernels.experts.rule import RoutingRule, Score
 
-__all__ = ["Choice", "Clamp", "Experts", "RoutingRule", "Score", "mixture", "route"]
+__all__ = ["Choice", "Clamp", "Experts", "Held", "RoutingRule", "Score", "mixture", "route"]

@@ -41,7 +41,7 @@ class Experts:
     weighs_inputs: bool = False  # the routing weight scales an expert's input, not its output
     activation: str = "silu"  # or "gelu_tanh"; "relu2": without a gate
     identities: int = 0  # identity experts after these, without matrices
-    is_share: bool = False  # other ranks compute the experts after these, whose terms here are zeros
+    is_share: bool = False  # other ranks compute what has the number -1, whose terms here are zeros
 
     @property
     def num_experts(self) -> int:
@@ -133,7 +133,8 @@ def mixture(x: torch.Tensor, choice: Choice, experts: Experts) -> torch.Tensor:
     `x` [T, H]. A token's result depends on no other token, but for the order of float32 sums that a number of tokens selects.
     """
     num_chosen = choice.ids.shape[1]
-    ids, pairs = choice.ids.flatten().long().sort(stable=True)
+    # A rank that has none of a pair's experts has -1: such pairs come last, after all experts.
+    ids, pairs = choice.ids.flatten().long().remainder(experts.num_experts + 1 + experts.identities).sort(stable=True)
     weights = choice.weights.flatten()[pairs, None].to(x.dtype)
     out = given(x, choice, experts).sum(dim=0).to(x.dtype) if experts.identities else torch.zeros_like(x)
     ends = torch.bincount(ids, minlength=experts.num_experts).cumsum(0)[: experts.num_experts].tolist()

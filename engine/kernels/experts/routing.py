@@ -18,6 +18,13 @@ class Choice(NamedTuple):
     weights: torch.Tensor  # [T, K] float32
 
 
+class Held(NamedTuple):
+    """The experts that one rank has, whole. A choice has its own numbers of them; of others it has -1 and no weight."""
+
+    first: int
+    number: int
+
+
 @twin("engine.kernels.experts.triton_routing")
 def route(
     x: torch.Tensor,
@@ -27,12 +34,13 @@ def route(
     rule: RoutingRule,
     *,
     scales: torch.Tensor | None = None,
+    held: Held | None = None,
 ) -> Choice:
     """Choose experts for `x` [T, H] by the logits x @ router.T + bias, `router` [E, H], in float32.
 
     `correction` [E] float32 is added to the scores that are compared, not to the weights; `scales` [E] float32 multiply the
-    weights in the end. Where scores are equal, the first
-    expert wins. Numbers that are none count as 0, so ids are always valid.
+    weights in the end. Where scores are equal, the first expert wins. Numbers that are none count as 0, so ids are always
+    valid. `held`: choose among all experts, and call those of this rank by its own numbers.
     """
     logits = linear(x.float(), router.float(), None if bias is None else bias.float())
     scores = logits if rule.score in (Score.SOFTMAX_OF_CHOSEN, Score.NEAR_OF_CHOSEN) else _scores(logits, rule.score)
@@ -48,7 +56,14 @@ def route(
     if rule.renormalised:
         weights = weights / weights.sum(dim=-1, keepdim=True).clamp(min=rule.smallest_sum)
     weights = weights * rule.scale
-    return Choice(ids.to(torch.int32), weights if scales is None else weights * scales[ids])
+    choice = Choice(ids.to(torch.int32), weights if scales is None else weights * scales[ids])
+    return choice if held is None else _here(choice, held)
+
+
+def _here(choice: Choice, held: Held) -> Choice:
+    own = choice.ids - held.first
+    is_elsewhere = (own < 0) | (own >= held.number)
+    return Choice(own.masked_fill(is_elsewhere, -1), choice.weights.masked_fill(is_elsewhere, 0.0))
 
 
 def _among_near(compared: torch.Tensor, scores: torch.Tensor, ids: torch.Tensor, near: float) -> torch.Tensor:

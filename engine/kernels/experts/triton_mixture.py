@@ -66,7 +66,6 @@ def mixture(x: torch.Tensor, choice: Choice, experts: Experts) -> torch.Tensor:
     ids = choice.ids
     if experts.identities:
         given(x, choice, experts, out)
-    if experts.identities or experts.is_share:
         ids = ids.masked_fill(ids >= num_experts, -1)
     order, tiles = (ids, ids) if cut.tile == 0 else group(ids, num_experts, cut.tile)
     for rows, result, first in ((x, inner, True), (inner, out, False)):

@@ -9,7 +9,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.kernels.device import describe
-from engine.kernels.experts.routing import Choice
+from engine.kernels.experts.routing import Choice, Held
 from engine.kernels.experts.rule import GroupScore, RoutingRule, Score
 from engine.kernels.launch import Kernel
 from engine.kernels.triton_linear import MAX_ROWS, PREFETCH_ELEMENTS, Tiles, launch_product
@@ -26,6 +26,7 @@ def route(
     rule: RoutingRule,
     *,
     scales: torch.Tensor | None = None,
+    held: Held | None = None,
 ) -> Choice:
     logits, num_experts = _logits(x, router), router.shape[0]
     num_tokens = x.shape[0]
@@ -41,7 +42,7 @@ def route(
         rule.chosen, triton.next_power_of_2(rule.chosen), rule.score is Score.SIGMOID,
         rule.score is Score.SOFTMAX_OF_CHOSEN, rule.score is Score.NEAR_OF_CHOSEN, rule.renormalised,
         bias is not None, correction is not None,
-        scales is not None, pdl,
+        scales is not None, *(held or Held(0, 0)), pdl,
     )  # fmt: skip
     biased, corrected, scaled = (ids if given is None else given for given in (bias, correction, scales))
     _ROUTE.launch(
@@ -74,7 +75,8 @@ def _route(
     PARTS: tl.constexpr, E: tl.constexpr, G: tl.constexpr, G_PADDED: tl.constexpr, N: tl.constexpr,
     N_PADDED: tl.constexpr, KEPT: tl.constexpr, TWO_BEST: tl.constexpr, K: tl.constexpr, K_PADDED: tl.constexpr,
     SIGMOID: tl.constexpr, OF_CHOSEN: tl.constexpr, NEAR: tl.constexpr, RENORMALISED: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HAS_CORRECTION: tl.constexpr, HAS_SCALES: tl.constexpr, PDL: tl.constexpr,
+    HAS_CORRECTION: tl.constexpr, HAS_SCALES: tl.constexpr, FIRST: tl.constexpr, HELD: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     g, n = tl.arange(0, G_PADDED), tl.arange(0, N_PADDED)
@@ -136,6 +138,11 @@ def _route(
         weights = weights / tl.maximum(tl.sum(weights, axis=0), smallest_sum)
     if HAS_SCALES:
         weights = weights * tl.load(scales_E + ids, mask=k < K, other=0.0)
+    if HELD > 0:
+        ids -= FIRST
+        is_here = (ids >= 0) & (ids < HELD)
+        ids = tl.where(is_here, ids, -1)
+        weights = tl.where(is_here, weights, 0.0)
     tl.store(ids_TK + token * K + k, ids, mask=k < K)
     tl.store(weights_TK + token * K + k, weights * scale, mask=k < K)
 

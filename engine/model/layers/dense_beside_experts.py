@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.formats.forms import total_of
 from engine.kernels.norm import rms_norm
 from engine.model.layers.building import Surroundings
 from engine.model.layers.mlp import GatedMlp
@@ -29,5 +30,4 @@ class DenseBesideExperts:
         before = stream.whole()
         dense = self._after_dense(self._dense.of(x))
         terms = self._experts(self._before_experts(before), routed=rms_norm(before, self._router_norm, self._eps))
-        experts = (terms.sum(dim=0) if terms.dim() == 3 else terms).to(x.dtype)
-        self._branch.add_value(stream, dense + self._after_experts(experts))
+        self._branch.add_value(stream, dense + self._after_experts(total_of(terms, x.dtype)))

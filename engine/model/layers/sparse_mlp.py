@@ -10,12 +10,12 @@ from dataclasses import replace
 import torch
 
 from engine.formats.dense import one_by_one, together
+from engine.formats.forms import RankSum, total_of
 from engine.formats.product import ExpertsSpec, Linear, LinearSpec
 from engine.kernels.activation import ACTIVATIONS
-from engine.kernels.experts import Clamp, Experts, mixture, route
+from engine.kernels.experts import Clamp, Experts, Held, mixture, route
 from engine.kernels.experts.mixture import Matrices
 from engine.model.layers.building import Surroundings
-from engine.model.ranks import held_here
 from engine.model.stream import Stream
 from engine.parallel.group import Group
 from engine.spec.experts import ExpertTensors, LatentExperts, SharedExpertSpec, SparseMlpSpec
@@ -39,8 +39,7 @@ class SparseMlp:
 
     def _through(self, before: Linear, behind: Linear, x: torch.Tensor) -> torch.Tensor:
         """Return the experts' output from latents, with a router that reads x."""
-        terms = self._mixture(before(x), routed=x)
-        return behind((terms.sum(dim=0) if terms.dim() == 3 else terms).to(x.dtype))
+        return behind(total_of(self._mixture(before(x), routed=x), x.dtype))
 
 
 class Mixture:
@@ -63,18 +62,20 @@ class Mixture:
         self._experts = _experts(spec, around)
         self._group = around.group
         count = self._experts.num_experts
-        self._own = (around.group.rank * count, count) if self._experts.is_share else None
+        self._held = Held(around.group.rank * count, count) if self._experts.is_share else None
 
-    def __call__(self, x: torch.Tensor, *, routed: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the weighted sum [T, E], or its terms [K, T, E]; `routed` [T, E] is the router's input, if not x."""
+    def __call__(self, x: torch.Tensor, *, routed: torch.Tensor | None = None) -> torch.Tensor | RankSum:
+        """Return the weighted sum [T, E], its terms [K, T, E], or the ranks' sum of either.
+
+        `routed` [T, E] is the router's input, if not x.
+        """
         read = x if routed is None else routed
-        choice = route(read, self._router, self._router_bias, self._correction, self._rule, scales=self._weight_scale)
-        if self._own is not None:
-            choice = held_here(choice, *self._own)
+        choice = route(
+            read, self._router, self._router_bias, self._correction, self._rule,
+            scales=self._weight_scale, held=self._held,
+        )  # fmt: skip
         terms = mixture(x, choice, self._experts)
-        if self._group.size == 1:
-            return terms
-        return self._group.all_reduce((terms.sum(dim=0) if terms.dim() == 3 else terms).to(x.dtype))
+        return terms if self._group.size == 1 else RankSum(terms, self._group)
 
 
 class _SharedExpert:

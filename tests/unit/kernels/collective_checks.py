@@ -71,6 +71,24 @@ def _check_norm(ranks: Ranks, dtype: torch.dtype, shape: tuple[int, int], parts:
     _check_quiet(ranks)
 
 
+def check_parts(device: str, large: bool) -> None:
+    """A rank's parts are added before they are sent: within that launch, or before it where they are large."""
+    for shape in [(3, 4, 200), (2, 5, 64), (1, 8)]:
+        for dtype, of_parts in [(torch.float16, torch.float32), (torch.bfloat16, torch.bfloat16)]:
+            partial = torch.randn(2, *shape, device=device).to(of_parts)
+            messages = (partial if partial.dim() == 3 else partial.sum(dim=1, dtype=torch.float32)).to(dtype)
+            for most in (1 << 20, 256):
+                ranks = Ranks(2, device, phase_bytes=1 << 12)
+                with mock.patch.object(peers, "FUSED_BYTES", {8: most}):
+                    found = ranks.run(
+                        lambda one, partial=partial, dtype=dtype: one.all_reduce_parts(partial[one.rank], dtype)
+                    )
+                close(found[0], _sum(messages).double())
+                assert found[0].dtype == dtype
+                assert _same_bits(found)
+                _check_quiet(ranks)
+
+
 class _Given:
     """In place of a product: the rows are its parts."""
 
@@ -253,6 +271,7 @@ CHECKS: dict[str, Callable[[str, bool], None]] = {
     "one_shot": check_one_shot,
     "two_shot": check_two_shot,
     "norm": check_norm,
+    "parts": check_parts,
     "stream": check_stream,
     "gather": check_gather,
     "random": check_random,

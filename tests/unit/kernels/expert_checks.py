@@ -14,11 +14,10 @@ from unittest import mock
 import torch
 from torch.nn.functional import gelu, silu
 
-from engine.kernels.experts import Choice, Clamp, Experts, RoutingRule, Score, mixture, route
+from engine.kernels.experts import Choice, Clamp, Experts, Held, RoutingRule, Score, mixture, route
 from engine.kernels.experts.rule import GroupScore
 from engine.kernels.quantised.fp8 import FP8, Fp8Matrix
 from engine.kernels.quantised.groups import Groups
-from engine.model.ranks import held_here
 from tests.unit.kernels import fp8_checks
 from tests.unit.kernels.group_checks import KINDS, matrix
 from tests.unit.kernels.references import close
@@ -54,6 +53,19 @@ def check_routing(device: str, large: bool) -> None:
             scales = torch.rand(num_experts, device=device) if index % 3 == 0 else None
             choice = route(x, router, bias, correction, rule, scales=scales)
             _check_choice(choice, x, router, bias, correction, rule, scales)
+            for held in (
+                Held(0, num_experts - num_experts // 3),
+                Held(num_experts // 2, num_experts - num_experts // 2),
+            ):
+                own = route(x, router, bias, correction, rule, scales=scales, held=held)
+                _check_held(own, choice, held)
+
+
+def _check_held(own: Choice, choice: Choice, held: Held) -> None:
+    """Each rank chooses as one does, and calls what it has not -1."""
+    is_here = (choice.ids >= held.first) & (choice.ids < held.first + held.number)
+    assert torch.equal(own.ids, torch.where(is_here, choice.ids - held.first, -1))
+    assert torch.equal(own.weights, choice.weights * is_here)
 
 
 def _check_choice(
@@ -233,7 +245,7 @@ def _check_mixture(
     ids = torch.multinomial(likely, chosen).to(torch.int32)
     choice = Choice(ids, torch.rand(num_tokens, chosen, device=device))
     if experts.is_share:
-        choice = held_here(choice, 0, num_experts)
+        choice = Choice(ids.masked_fill(ids >= num_experts, -1), choice.weights)
     terms = mixture(x, choice, replace(experts, **packed))
     terms = terms.sum(dim=0, dtype=torch.float32) if terms.dim() == 3 else terms
     close(terms, _mixture_of(x, choice, experts), torch.float16)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.formats.forms import total_of
 from engine.model.layers.building import Surroundings
 from engine.model.layers.mlp import GatedMlp
 from engine.model.layers.sparse_mlp import Mixture
@@ -16,8 +17,7 @@ class Shortcut:
 
     def __call__(self, stream: Stream) -> None:
         x = self._branch.read(stream)
-        terms = self._experts(x)
-        stream.shortcut = (terms.sum(dim=0) if terms.dim() == 3 else terms).to(x.dtype)
+        stream.shortcut = total_of(self._experts(x), x.dtype)
         self._branch.add_value(stream, self._dense.of(x))
 
 
