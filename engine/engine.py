@@ -6,14 +6,13 @@ Schedulers decide what a pass computes; the worker's pipeline applies the result
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from collections.abc import Sequence as SequenceOf
 from functools import partial
 from pathlib import Path
 
 import torch
 
 from common.messages import KVLayout
-from engine.batch.layout import GraphSize, Packed
+from engine.batch.layout import Packed
 from engine.cache.codes import with_codes
 from engine.cache.memory import EmptiedPool
 from engine.cache.pages import (
@@ -57,7 +56,7 @@ from engine.step.graphs import graph_sizes
 from engine.step.limits import GroupTables, HeadLimits, LastAttention, Limits
 from engine.step.runner import Runner
 from engine.step.staging import NewestTokens
-from engine.step.warm import time_launch, time_prompts, warm_up
+from engine.step.warm import time_launch, time_prompts, warm_up, worth_capturing
 from engine.weights.loader import load_weights, most_elements
 from engine.weights.parameters import Weights
 from engine.weights.sleeping import Asleep, MovedOut
@@ -154,7 +153,8 @@ class Engine:
 
     def _start_on_gpu(self, load: Load) -> None:
         """Load the weights while kernels are compiled; capture graphs; run and time passes of every kind."""
-        longest, sizes = min(self.config.max_batch_tokens, self.max_model_len), self._graph_sizes()
+        longest = min(self.config.max_batch_tokens, self.max_model_len)
+        sizes = graph_sizes(self.config.max_sequences, longest)
         if self._decoder.aux is not None:
             self._decoder.aux.reserve(max((size.tokens for size in sizes), default=0))
         with compiled_ahead():
@@ -168,7 +168,11 @@ class Engine:
                 self._head.load()
         self._decoder.weights.settle()
         self._runner = self._new_runner(self._decoder)
-        self.draft_ms = self._capture(sizes)
+        with self._lockstep.meeting():
+            self._captured = worth_capturing(
+                sizes, self.launch, self.layout, vocab_size=self.vocab_size, exchange=self._ranks.exchange
+            )
+        self.draft_ms = self._capture()
         self.warm_up()
         depth = self._ranks.stage.count  # stages take about as long as one another
         self.pass_ms = {(size.decoding, size.prompts): depth * ms for size, ms in self._runner.measure().items()}
@@ -177,14 +181,11 @@ class Engine:
         self.launch_ms = time_launch(self.launch, self.layout, vocab_size=self.vocab_size, max_tokens=longest)
         self._forget_newest()
 
-    def _graph_sizes(self) -> list[GraphSize]:
-        return graph_sizes(self.config.max_sequences, min(self.config.max_batch_tokens, self.max_model_len))
-
-    def _capture(self, sizes: SequenceOf[GraphSize]) -> dict[int, float]:
+    def _capture(self) -> dict[int, float]:
         """Capture passes and drafts; return the drafts' milliseconds."""
         with self._lockstep.meeting():
-            self._runner.capture(sizes)
-            return self._drafting.capture(self._runner, sizes) if self._drafting is not None else {}
+            self._runner.capture(self._captured)
+            return {} if self._drafting is None else self._drafting.capture(self._runner, self._captured)
 
     @torch.inference_mode()
     def sleep(self, *, moves: bool = True) -> Asleep:
@@ -207,7 +208,7 @@ class Engine:
         with self._lockstep.waking() as together:
             asleep.wake(together)
             if self.kv.is_cuda:
-                self._capture(self._graph_sizes())
+                self._capture()
                 self._forget_newest()
 
     def _new_drafting(self, reads: DraftSpec | None) -> DraftChain | None:

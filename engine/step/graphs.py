@@ -11,8 +11,10 @@ from engine.batch.layout import MAX_GRAPH_PROMPTS, GraphSize, PassSize
 from engine.sequence import Chunk
 from engine.step.limits import Limits
 
-# Tokens: longer prompts keep the GPU busy for longer than the host takes to launch them.
+# Tokens: longer prompts keep the GPU busy for longer than the host takes to launch them, as a rule.
 PROMPT_GRAPHS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 512)
+# Tokens of graphs for models whose many small kernels the host launches for longer, see `warm.worth_capturing`.
+LONG_PROMPT_GRAPHS = (640, 768, 1024, 1280, 1536, 2048)
 # Tokens in all by slots for decoding tokens: whole GEMM tiles. Larger passes beside streams wait for the host's launches.
 MIXED_GRAPHS = dict.fromkeys((16, 32, 64, 128), (128, 192, 256, 320, 384, 512)) | {256: (384, 512, 640)}
 
@@ -111,7 +113,7 @@ def replay_ms(graph: torch.cuda.CUDAGraph) -> float:
 
 
 def graph_sizes(max_sequences: int, longest: int) -> list[GraphSize]:
-    """Return the sizes to capture: decoding alone, prompts of at most `longest` tokens alone, and both together.
+    """Return the sizes that may be captured: decoding alone, prompts of at most `longest` tokens alone, and both together.
 
     Decoding sizes are 1, 2, 4, then go in steps of 8 up to 64, 16 up to 256, 32 beyond, until `max_sequences` fit.
     """
@@ -125,5 +127,5 @@ def graph_sizes(max_sequences: int, longest: int) -> list[GraphSize]:
         for total in totals
         if some < min(total, 2 * max_sequences)
     ]
-    alone = [GraphSize(0, tokens) for tokens in PROMPT_GRAPHS]
+    alone = [GraphSize(0, tokens) for tokens in (*PROMPT_GRAPHS, *LONG_PROMPT_GRAPHS)]
     return [GraphSize(size) for size in sizes] + [size for size in mixed + alone if size.prompts <= longest]

@@ -8,15 +8,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as ListOf
 
 from common.messages import Grammar, KVLayout, SamplingParams
+from engine.batch.layout import GraphSize
 from engine.groups import Table, entries_of, extend, groups_of
 from engine.passes import Pass
 from engine.sequence import Chunk, Sequence
+from engine.step.graphs import PROMPT_GRAPHS
 
 PROMPT_TOKENS = (8, 24, 48, 100, 300, 1500, 3000)  # between these are the thresholds that select kernels
 TIMED_PROMPTS = (256, 512, 1024, 2048, 8192)  # tokens of a pass with one prompt alone
-LAUNCHED_TOKENS = 1024  # more than a graph holds
+LAUNCHED_TOKENS = 1024  # tokens of two prompts: more than a graph holds
+LONG_STEPS = (1024, 2048)  # tokens of the prompts that say which of the long graphs are worth it
+WAITED = (
+    0.25  # part of a pass for which the device computes on when all is launched: it was not the host that took so long
+)
 CACHED_TOKENS = (32, 500, 2500)  # positions before a chunk
 CHUNK_TOKENS = (24, 300)  # tokens of a chunk after them
 SAMPLINGS = (
@@ -68,24 +75,57 @@ def time_prompts(
     times = {}
     room = min(max_tokens, _tokens_in(layout))
     for num_tokens in (tokens for tokens in TIMED_PROMPTS if tokens <= room):
-        for _ in range(2):  # the first run may be cold
-            prompt = _sequence(num_tokens, SAMPLINGS[0], layout, vocab_size, 0, more=0)
-            began = time.perf_counter()
-            launch([prompt.schedule(num_tokens)]).wait()
-            times[num_tokens] = 1000 * (time.perf_counter() - began)
+        times[num_tokens] = _timed(launch, layout, vocab_size, num_tokens)[1]
     return times
 
 
 def time_launch(launch: Callable[[list[Chunk]], Pass], layout: KVLayout, *, vocab_size: int, max_tokens: int) -> float:
     """Milliseconds that the host takes to launch a pass kernel by kernel; 0 if prompts are too short for that."""
-    ms, room = 0.0, min(max_tokens, _tokens_in(layout))
-    for _ in range(2 if room >= LAUNCHED_TOKENS else 0):  # the first run may be cold
-        prompt = _sequence(LAUNCHED_TOKENS, SAMPLINGS[0], layout, vocab_size, 0, more=0)
+    if min(max_tokens, _tokens_in(layout)) < LAUNCHED_TOKENS:
+        return 0.0
+    return _timed(launch, layout, vocab_size, *[LAUNCHED_TOKENS // 2] * 2)[0]
+
+
+def worth_capturing(
+    sizes: ListOf[GraphSize],
+    launch: Callable[[list[Chunk]], Pass],
+    layout: KVLayout,
+    *,
+    vocab_size: int,
+    exchange: Callable[[bytes], ListOf[bytes]],
+) -> list[GraphSize]:
+    """Return the sizes whose passes the host takes about as long to launch as the device to compute.
+
+    These are all but some of the long prompts. `exchange`: of `Ranks`, which all capture the same.
+    """
+    longest = PROMPT_GRAPHS[-1]
+    for tokens in LONG_STEPS:
+        if GraphSize(0, tokens) in sizes and tokens <= _tokens_in(layout):
+            launched, over = _timed(launch, layout, vocab_size, tokens)
+            longest = tokens if over - launched <= WAITED * over else longest
+    agreed = min(int.from_bytes(one, "little") for one in exchange(longest.to_bytes(4, "little")))
+    return [size for size in sizes if size.decoding or size.prompts <= agreed]
+
+
+def _timed(
+    launch: Callable[[list[Chunk]], Pass], layout: KVLayout, vocab_size: int, *prompts: int
+) -> tuple[float, float]:
+    """Milliseconds until a pass of prompts of so many tokens was launched, and until it was over.
+
+    That is a second run's: the first may be cold.
+    """
+    launched, over, blocks = 0.0, 0.0, layout.num_blocks // len(prompts)
+    for _ in range(2):
+        chunks = [
+            _sequence(tokens, SAMPLINGS[0], layout, vocab_size, at * blocks, more=0).schedule(tokens)
+            for at, tokens in enumerate(prompts)
+        ]
         began = time.perf_counter()
-        launched = launch([prompt.schedule(LAUNCHED_TOKENS)])
-        ms = 1000 * (time.perf_counter() - began)
-        launched.wait()
-    return ms
+        running = launch(chunks)
+        launched = 1000 * (time.perf_counter() - began)
+        running.wait()
+        over = 1000 * (time.perf_counter() - began)
+    return launched, over
 
 
 def _tokens_in(layout: KVLayout) -> int:
