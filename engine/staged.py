@@ -230,6 +230,9 @@ class StagedOnGpu:
     def sampling(self) -> Iterator[torch.cuda.Event]:
         """See `Staged.sampling`: it is in the stream that takes logits; the event is recorded behind it."""
         over = torch.cuda.Event()
+        if self._stage.is_apart:
+            # Zeros come at once: they would not tell that this stage has computed.
+            self._stream.wait_stream(torch.cuda.current_stream(self._nothing.device))
         with torch.cuda.stream(self._stream):
             yield over
             over.record(self._stream)

@@ -43,7 +43,9 @@ class Bench:
     stages: int = 1  # of the engine's model
 
     def budget(self) -> PromptBudget:
-        return PromptBudget(token_budget=self.token_budget, pass_ms=self.engine.pass_ms)
+        budget = PromptBudget(token_budget=self.token_budget, pass_ms=self.engine.pass_ms)
+        budget.launch_s = self.engine.launch_ms / 1000
+        return budget
 
     def workload(self) -> Workload:
         workload = Workload(self.engine, stages=self.stages)

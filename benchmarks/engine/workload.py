@@ -67,6 +67,10 @@ class Workload:
         if self.error is not None:
             raise self.error
 
+    def backlog(self) -> int:
+        """Prompt tokens that are in no pass yet."""
+        return sum(max(0, request.sequence.num_unscheduled - 1) for request in self.scheduler)
+
     def plan(self, token_budget: int) -> list[Chunk]:
         started = time.perf_counter()
         if self.passes_left == 0 or self.error is not None:
@@ -122,7 +126,7 @@ class Workload:
 async def driven(engine: Engine, workload: Workload, *, budget: PromptBudget) -> AsyncIterator[Pipeline]:
     """Run the pipeline with `workload` in it."""
     pipeline = Pipeline(engine=engine, budget=budget, stages=workload.stages)
-    pipeline.attach(workload)
+    pipeline.attach(workload, backlog=workload.backlog)
     running = asyncio.create_task(pipeline.run())
     try:
         yield pipeline

@@ -20,10 +20,10 @@ from engine.step.graphs import PROMPT_GRAPHS
 PROMPT_TOKENS = (8, 24, 48, 100, 300, 1500, 3000)  # between these are the thresholds that select kernels
 TIMED_PROMPTS = (256, 512, 1024, 2048, 8192)  # tokens of a pass with one prompt alone
 LAUNCHED_TOKENS = 1024  # tokens of two prompts: more than a graph holds
-LONG_STEPS = (1024, 2048)  # tokens of the prompts that say which of the long graphs are worth it
-WAITED = (
-    0.25  # part of a pass for which the device computes on when all is launched: it was not the host that took so long
-)
+# Tokens of the prompts that say which of the long graphs are worth it, and the part of a pass for which the device may
+# compute on when all is launched: with more of it, it was not the host that took so long.
+LONG_STEPS = (1024, 2048)
+WAITED = 0.25
 CACHED_TOKENS = (32, 500, 2500)  # positions before a chunk
 CHUNK_TOKENS = (24, 300)  # tokens of a chunk after them
 SAMPLINGS = (

@@ -164,6 +164,17 @@ def test_pools_of_what_is_free_are_as_large_in_all_stages(tmp_path: Path) -> Non
         assert len(Generator(engine).run([new_sequence("a", PROMPTS[2])])[0]) == 12
 
 
+def test_a_pass_apart_is_over_when_it_was_waited_for(tmp_path: Path) -> None:
+    """Else costs are those of launching alone: nothing comes from another stage that would tell."""
+    alone = config("llama", tmp_path, 4, dtype="bfloat16", num_blocks=400)
+    with leading(_cards(), are_stages=True) as ranks:
+        engine = Engine(alone, ranks=ranks)
+        with ranks.stage.apart():
+            torch.cuda._sleep(200_000_000)  # the stream of passes is busy for a tenth of a second
+            Generator(engine).start(new_sequence("a", PROMPTS[2]))
+            assert torch.cuda.current_stream().query()
+
+
 def _process(ranks: Ranks, rank: int = 1) -> int:
     return int(ranks.followers.pids[rank - 1])  # type: ignore[attr-defined]
 

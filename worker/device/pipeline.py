@@ -142,7 +142,8 @@ class Pipeline:
 
     def _plan(self) -> list[list[Chunk]]:
         """Each planner's part of the next pass. Planners after one that decodes share the prompt budget."""
-        token_budget, decoding, prompt_tokens, shares = self.budget.token_budget, 0, 0, []
+        backlogs = sum(backlog() for _, backlog in self._planners) if self.stages > 1 else 0
+        token_budget, decoding, prompt_tokens, shares = self.budget.in_stages(self.stages, backlogs), 0, 0, []
         for planner, backlog in self._planners:
             if decoding:
                 most = self.budget.tokens(backlog(), decoding=decoding)

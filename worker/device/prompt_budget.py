@@ -8,12 +8,15 @@ Pure: it reads no clock and waits for nothing. Two rules share the work:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from engine.engine import Chunk
 from worker.device.costs import NOTHING, PromptCost, StepCost, Waited, pairs_of
 from worker.device.step_policy import StepPolicy
+
+LEAST_IN_STAGES = 512  # tokens of a pass in stages, with rows that decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,8 @@ class PromptBudget:
         alone_s = {tokens: ms / 1000 for (slots, tokens), ms in (pass_ms or {}).items() if not slots}
         self.prompt_cost = PromptCost(alone_s)  # passes with prompts alone
         self.step_cost = StepCost(pass_ms or {}, self._policy.sizes, self._policy.averaging, draft_ms)
-        self.launch_s = 0.0  # host time of an uncaptured pass
+        self.launch_s = 0.0  # host time of an uncaptured pass; of a stage's part
+        self._first_rate = self.prompt_cost.tokens_per_s  # timed one pass after the other
         self.follows_goals = False  # whether the target is only a comfortable step, which goals may exceed
         self._credit_ms = 0.0
         self._num_decoding = 1  # the newest step's
@@ -89,6 +93,20 @@ class PromptBudget:
             tokens = 0
         pressing = (backlog - self._policy.backlog.max_waiting_tokens) // self._policy.backlog.passes
         return min(self.token_budget, max(tokens, pressing))
+
+    def in_stages(self, stages: int, backlog: int) -> int:
+        """Tokens of a pass with which `backlog` waiting prompt tokens leave the last of the stages soonest.
+
+        N passes of S stages take N + S - 1 turns, and each turn has the fixed part of a pass. Fewer tokens than a stage
+        computes while its host launches a pass gain nothing. The passes are of about the same size.
+        """
+        cost = self.prompt_cost
+        if stages == 1 or not cost.tokens_per_s:
+            return self.token_budget
+        best = math.sqrt(backlog * cost.fixed_ms / 1000 * cost.tokens_per_s / (stages - 1))
+        least = max(LEAST_IN_STAGES, self.launch_s * stages * self._first_rate)
+        passes, tile = max(1, round(backlog / max(best, least))), self._policy.sizes.tile_tokens
+        return min(self.token_budget, max(LEAST_IN_STAGES, -(-backlog // passes // tile) * tile))
 
     def slots(self, decoding: int) -> int:
         """Slots of a step with `decoding` sequences."""

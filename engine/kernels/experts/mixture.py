@@ -41,7 +41,7 @@ class Experts:
     weighs_inputs: bool = False  # the routing weight scales an expert's input, not its output
     activation: str = "silu"  # or "gelu_tanh"; "relu2": without a gate
     identities: int = 0  # identity experts after these, without matrices
-    is_share: bool = False  # other ranks compute what has the number -1, whose terms here are zeros
+    is_share: bool = False  # pairs of number -1 are other ranks', and zeros here
 
     @property
     def num_experts(self) -> int:

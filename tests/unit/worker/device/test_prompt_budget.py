@@ -243,3 +243,45 @@ def test_steps_meet_the_target_on_average_wherever_half_of_them_without_prompts_
         assert sum(taken) / len(taken) <= target_ms + 2 * POLICY.turns.max_debt_ms / 400
     else:
         assert taken.count(mixed_ms) == pytest.approx(200, abs=2)
+
+
+# -- in stages ---------------------------------------------------------------------------------------------------------
+
+ALONE = {(0, tokens): 1.0 + 0.02 * tokens for tokens in (256, 512, 1024, 2048, 8192)}  # ms: 1 and 20 us a token
+
+
+@pytest.mark.parametrize(
+    ("stages", "backlog", "launch_ms", "tokens"),
+    [
+        (1, 8192, 0.0, 8192),
+        (2, 100, 0.0, 512),
+        (2, 8192, 0.0, 640),
+        (2, 2047, 0.0, 512),
+        (2, 1100, 10.0, 1152),  # one pass
+        (2, 100_000, 0.0, 2304),
+        (4, 100_000, 0.0, 1408),
+        (2, 8192, 10.0, 1024),  # a stage computes 1,000 tokens meanwhile
+        (4, 8192, 10.0, 2048),
+        (2, 10**9, 0.0, 8192),
+    ],
+)
+def test_prompts_are_cut_so_that_all_stages_compute(stages: int, backlog: int, launch_ms: float, tokens: int) -> None:
+    budget = PromptBudget(token_budget=8192, pass_ms=ALONE)
+    budget.launch_s = launch_ms / 1000
+    assert budget.in_stages(stages, backlog) == tokens
+
+
+@pytest.mark.parametrize("backlog", [3000, 8192, 32_768])
+def test_no_other_cut_is_sooner_by_much(backlog: int) -> None:
+    """Turns of two stages, each with the fixed part of a pass: none of 512 tokens or more is sooner by a twentieth."""
+
+    def ms(tokens: int) -> float:
+        passes = -(-backlog // tokens)
+        return (passes + 1) * (1.0 + 0.02 * backlog / passes) / 2
+
+    budget = PromptBudget(token_budget=8192, pass_ms=ALONE)
+    assert ms(budget.in_stages(2, backlog)) <= 1.05 * min(ms(tokens) for tokens in range(512, 8193, 128))
+
+
+def test_nothing_is_cut_before_a_pass_was_timed() -> None:
+    assert PromptBudget(token_budget=8192).in_stages(2, 8192) == 8192
