@@ -1,8 +1,9 @@
-"""Ranks on the cards of one host: what must be right, then microseconds of collectives, then steps of models, beside one card's.
+"""Ranks, or stages, on the cards of one host: what must be right, then collectives and steps of models, beside one card's.
 
     python -m benchmarks.ranks --devices 0,1 --out DIR          two cards (0,1,2,3: four): everything, within ten minutes
     python -m benchmarks.ranks --devices 0,0 --out DIR          two processes on one card: that it runs, not how fast
     python -m benchmarks.ranks --devices cpu,cpu --out DIR --quick    ranks on CPUs, the demo model
+    python -m benchmarks.ranks --devices 0,1 --out DIR --stages       pipeline stages in place of ranks
 
 Each part is a command of its own, which is printed, and ends in time. The exit code is that of the worst.
 """
@@ -26,9 +27,11 @@ def commands(options: argparse.Namespace) -> Iterator[tuple[str, list[str], floa
     """Return the parts: a name, arguments of `python`, and the seconds that it may take."""
     devices, out, commit = options.devices, str(options.out), ["--commit", options.commit]
     on_cards = not devices.startswith("cpu")
-    engine = ["-m", "benchmarks.engine", "--ranks", devices, *commit]
-    if on_cards:
-        pytest = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+    engine = ["-m", "benchmarks.engine", "--stages" if options.stages else "--ranks", devices, *commit]
+    pytest = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+    if on_cards and options.stages:
+        yield "checks of stages", [*pytest, "-n", "4", "tests/gpu/test_stages.py"], 2 * CHECKS_S
+    elif on_cards:
         yield "checks of collectives", [*pytest, "tests/gpu/test_collectives.py"], CHECKS_S
         workers = ["-n", "4", "tests/gpu/test_ranks.py", "tests/gpu/test_widths.py"]  # only what is right, not how fast
         yield "checks of workers", [*pytest, *workers], CHECKS_S
@@ -41,9 +44,12 @@ def commands(options: argparse.Namespace) -> Iterator[tuple[str, list[str], floa
         quick = ["--shape", "demo", "--quick", "--cells", "^decode_", "--device", "cuda" if on_cards else "cpu"]
         yield "demo", [*engine, *quick, "--out", f"{out}/demo"], 120.0
         return
-    for shape, limit_s in ((SHAPE, 120.0), (WIDE_SHAPE, 110.0), (EXPERTS, 110.0)):
+    shapes = {SHAPE: 120.0, WIDE_SHAPE: 110.0} | ({} if options.stages else {EXPERTS: 110.0})
+    for shape, limit_s in shapes.items():
         cells = ["--cells", CELLS, "--limit-s", str(limit_s - 30), "--max-sequences", "64"]
         yield shape, [*engine, "--shape", shape, *cells, "--out", f"{out}/{shape}"], limit_s
+    if options.stages:
+        return
     fp8 = ["--shape", WIDE_SHAPE, "--quantization", "fp8", "--cells", "^decode_b1_", "--max-sequences", "64"]
     yield f"{WIDE_SHAPE} fp8", [*engine, *fp8, "--limit-s", "60", "--out", f"{out}/{WIDE_SHAPE}-fp8"], 90.0
 
@@ -54,6 +60,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--devices", default="0,1", help="a rank's card each, by number; cpu,cpu: on CPUs")
     parser.add_argument("--out", type=Path, required=True, help="folder for pages and figures")
     parser.add_argument("--commit", default="", help="what the pages call this version, where there is no git")
+    parser.add_argument("--stages", action="store_true", help="pipeline stages in place of ranks")
     parser.add_argument("--quick", action="store_true", help="the demo model alone")
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
