@@ -84,14 +84,16 @@ def main(arguments: Sequence[str]) -> int:
     if several:
         kind = "stages" if options.stages else "ranks"
         stem += f"-{_several(options)}"
-        facts["model"] += f", {len(several)} {kind}"
+        count, of_ranks = len(several) // options.width, f" of {options.width} ranks" * (options.width > 1)
+        facts["model"] += f", {count} {kind}{of_ranks}"
         facts["floor"] = f"of all {kind}' cards together"
     devices = "one device" if len(several) < 2 else f"{len(several)} devices"
     page = ResultsPage(options.out, stem, title=f"The engine on {devices}", facts=facts, notes=notes)
     is_drawn = options.shape in DRAWN and options.model is None
     cards = [] if device.type == "cpu" else [int(one) for one in several]
     load = "drawn" if is_drawn else "stored"
-    with leading(cards, load=load, size=max(1, len(several)), are_stages=bool(options.stages)) as ranks:
+    size, are_stages = max(1, len(several)), bool(options.stages)
+    with leading(cards, load=load, size=size, are_stages=are_stages, width=options.width) as ranks:
         run = Run(options, page, device, ranks)
         run.profile(options.profile) if options.profile else run.table()
     return 1 if run.failed else 0
@@ -334,6 +336,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--ranks", default="", help="a rank's card each, by number, the first 0: 0,1; on a CPU as many of anything"
     )
     parser.add_argument("--stages", default="", help="stages in place of ranks: a card each, as with these")
+    parser.add_argument(
+        "--width", type=int, default=1, help="ranks of each stage, whose cards are neighbours in --stages"
+    )
     parser.add_argument("--quick", action="store_true", help="small cells, for a CPU")
     parser.add_argument("--cells", default="", help="regular expression: measure only the cells whose name it finds")
     parser.add_argument("--accuracy", action="store_true", help="compare greedy tokens with transformers, too")
@@ -360,7 +365,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         [one for one in each.split(",") if one] for each in (options.ranks, options.stages)
     )
     if options.ranks and options.stages:
-        parser.error("--ranks beside --stages: one of both")
+        parser.error("--ranks beside --stages: one of both, or --width for the ranks of each stage")
+    if options.width < 1 or len(options.stages) % options.width or (options.width > 1 and not options.stages):
+        parser.error(f"--width {options.width}: a number that divides those of --stages is needed")
     if options.quick:
         options.kv_memory_mb = options.kv_memory_mb or 32
     return options
@@ -379,7 +386,9 @@ def _compared(options: argparse.Namespace, card: str) -> str:
 
 def _several(options: argparse.Namespace) -> str:
     """The short name of ranks or stages, as options have it."""
-    return f"pp{len(options.stages)}" if options.stages else f"tp{len(options.ranks)}"
+    if not options.stages:
+        return f"tp{len(options.ranks)}"
+    return f"pp{len(options.stages) // options.width}" + f"-tp{options.width}" * (options.width > 1)
 
 
 def _checkpoint(shape: str, folder: Path) -> Path:

@@ -221,6 +221,7 @@ class DeviceMemory:
         whole = (Runs(source=0, destination=0, num_bytes=self.block_bytes),)
         for kind in ((whole, layout), (whole, None)):
             self.move_of(kind, pool)
+        self._lanes.clear()
 
     def move_of(self, kind: Kind, staging: torch.Tensor) -> PackedMove:
         """Return a new move of pieces of this kind between the pool and a slot's memory."""

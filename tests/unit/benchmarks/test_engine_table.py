@@ -89,15 +89,32 @@ def test_layers_with_a_window_count_for_floors_wherever_their_blocks_are() -> No
 
 
 @pytest.mark.long
-def test_stages_are_measured_as_one_engine(tmp_path: Path) -> None:
-    asked = ["--stages", "a,b", "--cells", "decode_b8_ctx64$|offline"]
-    assert main([*SMALL, *asked, "--out", str(tmp_path), "--checkpoints", str(tmp_path)]) == 0
-    results = {result.name: result.value for result in read_results(tmp_path / "engine-pp2.json")}
+@pytest.mark.parametrize(
+    ("asked", "stem", "told"),
+    [
+        (["--stages", "a,b"], "engine-pp2", "- model: demo, 2 stages\n"),
+        (["--stages", "a,b,c,d", "--width", "2"], "engine-pp2-tp2", "- model: demo, 2 stages of 2 ranks\n"),
+    ],
+)
+def test_stages_are_measured_as_one_engine(asked: list[str], stem: str, told: str, tmp_path: Path) -> None:
+    cells = ["--cells", "decode_b8_ctx64$|offline"]
+    assert main([*SMALL, *asked, *cells, "--out", str(tmp_path), "--checkpoints", str(tmp_path)]) == 0
+    results = {result.name: result.value for result in read_results(tmp_path / f"{stem}.json")}
     assert results["decode_b8_ctx64"] > 0 < results["offline_48_8"]
-    assert "- model: demo, 2 stages" in (tmp_path / "engine-pp2.md").read_text()
+    assert told in (tmp_path / f"{stem}.md").read_text()
 
 
-def test_ranks_beside_stages_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (["--ranks", "a,b", "--stages", "a,b"], "--ranks beside --stages: one of both"),
+        (["--stages", "a,b,c", "--width", "2"], "--width 2: a number that divides those of --stages"),
+        (["--ranks", "a,b", "--width", "2"], "--width 2: a number that divides those of --stages"),
+    ],
+)
+def test_ranks_that_stages_do_not_have_are_refused(
+    asked: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
-        main([*SMALL, "--ranks", "a,b", "--stages", "a,b", "--out", str(tmp_path)])
-    assert "--ranks beside --stages: one of both" in capsys.readouterr().err
+        main([*SMALL, *asked, "--out", str(tmp_path)])
+    assert told in capsys.readouterr().err
