@@ -24,6 +24,7 @@ from services.runtime.commands import service_environment
 from services.worker.nodes import Nodes
 from services.worker.ranks import BRIDGE, COMMAND, asked_of, check_ranks, facts_of, secret_of
 from services.worker.settings import WorkerServiceSettings
+from worker.probe_file import shown
 from worker.worker import EXIT_DEVICE_BROKEN
 
 log = logging.getLogger("baton.nodes")
@@ -88,7 +89,8 @@ def _serve(settings: WorkerServiceSettings, nodes: Nodes, joined: Joined) -> int
                 passed = joined.links[rank], joined.channels[rank]
                 children[rank] = Child(rank, [*command, str(rank), str(size)], passed, shared, environment)
             log.info("ranks.started", extra={"ranks": len(own), "pids": [each.pid for each in children.values()]})
-            return _until_the_end(bridged, children, nodes.number)
+            with shown(settings.ready_file):  # the group of a probe is ready when all of its pods are
+                return _until_the_end(bridged, children, nodes.number)
         finally:
             _end(ends, [*children.values()])
             bridged.close()

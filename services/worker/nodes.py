@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 import re
+import socket
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,9 +17,11 @@ from engine.parallel.nodes.joining import Joined, Meeting, Places
 if TYPE_CHECKING:
     from services.worker.settings import WorkerServiceSettings
 
+log = logging.getLogger("baton.nodes")
+
 PORT = 29501
+NAMED_S, AGAIN_S = 60.0, 2.0
 _WRITTEN = re.compile(r"(?P<count>\d+):(?P<number>\d+)@(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:@/]+)(?::(?P<port>\d+))?")
-FORM = "N:RANK@HOST or N:RANK@HOST:PORT, as 2:0@10.0.0.1,"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +39,7 @@ class Nodes:
         if not text:
             return None
         if (found := _WRITTEN.fullmatch(text)) is None:
-            raise ValueError(f"{FORM} is needed")
+            raise ValueError("written as N:RANK@HOST or N:RANK@HOST:PORT, such as 2:0@10.0.0.1")
         count, number, port = int(found["count"]), int(found["number"]), int(found["port"] or PORT)
         if not 1 < count <= 64:
             raise ValueError("2 to 64 nodes, or none of it for one")
@@ -91,9 +96,22 @@ def met(
 ) -> Sequence[Joined]:
     """Let the other nodes join; none once `is_over()`. Raises ConfigError, OSError."""
     try:
-        meeting = Meeting(nodes.host, nodes.port, key, places, facts)
+        meeting = _listening(nodes, lambda: Meeting(nodes.host, nodes.port, key, places, facts), is_over)
     except OSError as error:
         raise ConfigError(
             f"--nnodes: node 0 can't listen at {nodes.address}: {error.strerror or error}: give an address of this machine"
         ) from None
     return meeting.wait(is_over)
+
+
+def _listening(nodes: Nodes, listen: Callable[[], Meeting], is_over: Callable[[], bool]) -> Meeting:
+    """Listen as soon as the name of this machine is known: a cluster's names come some seconds after its pods. Raises OSError."""
+    until = time.monotonic() + NAMED_S
+    while True:
+        try:
+            return listen()
+        except socket.gaierror as error:
+            if is_over() or time.monotonic() > until:
+                raise
+            log.info("node.no_name", extra={"host": nodes.host, "reason": error.strerror})
+            time.sleep(AGAIN_S)

@@ -13,7 +13,7 @@ import pytest
 from common import subjects
 from common.messages import WorkerState, frame_decoder
 from tests.e2e.asking import all_idle, complete, until, watching
-from tests.e2e.wide import WideCluster, pools_of, ranks_of
+from tests.e2e.wide import WideCluster, ended, pools_of, ranks_of
 from tests.models import build_tiny_model
 from tests.reference import greedy_tokens
 from worker.worker import EXIT_DEVICE_BROKEN
@@ -156,12 +156,3 @@ async def test_ranks_end_with_their_leader_and_leave_no_memory(kind: str, size: 
         assert not any(pool.exists() for pool in pools)
         answers = [await each for each in asking]
     assert [answer["tokens"] for answer in answers] == greedy_tokens(model, PROMPTS, NEW_TOKENS)
-
-
-async def ended(handle: int) -> None:
-    """Wait for the end of a process that is no child."""
-    loop, over = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(handle, over.set)
-    await over.wait()
-    loop.remove_reader(handle)
-    os.close(handle)

@@ -16,14 +16,16 @@ import pytest
 from common import subjects
 from common.messages import frame_decoder
 from tests.e2e.asking import all_idle, complete, until, watching
-from tests.e2e.test_lost_ranks import BOUND_S, NEW_TOKENS, PROMPTS, ended
-from tests.e2e.wide import WideCluster, check
+from tests.e2e.wide import WideCluster, check, ended
 from tests.models import build_tiny_model
 from tests.reference import greedy_tokens
 from tests.unit.engine.families.catalogue import CASES
 from worker.worker import EXIT_DEVICE_BROKEN
 
 LOST = EXIT_DEVICE_BROKEN
+BOUND_S = 60.0
+PROMPTS = [[(17 * index + 5 * at) % 400 + 10 for at in range(9 + 40 * index)] for index in range(4)]
+NEW_TOKENS = 60
 STAGES, RANKS = True, False
 
 

@@ -130,3 +130,12 @@ async def check(
 def cached_of(answer: dict[str, Any]) -> int:
     """Cached tokens of the prompt."""
     return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+async def ended(handle: int) -> None:
+    """Wait for the end of a process that is no child."""
+    loop, over = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(handle, over.set)
+    await over.wait()
+    loop.remove_reader(handle)
+    os.close(handle)
