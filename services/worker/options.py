@@ -228,12 +228,6 @@ class WorkerOptions(ModelSettings):
             ),
             (f"a fake device computes nothing that {several} could share: --device cpu", self.fake is not None),
             (
-                "draft heads and models aren't cut into stages: draft by suffix or ngram",
-                stages > 1
-                and (drafts := SpeculativeConfig.parse(self.speculative_config)) is not None
-                and drafts.has_weights,
-            ),
-            (
                 "transformers computes a model whole: a model of Baton's families",
                 self.model_impl == "transformers",
             ),

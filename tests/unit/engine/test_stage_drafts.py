@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence as SequenceOf
 from pathlib import Path
 from unittest import mock
 
@@ -12,13 +11,10 @@ import pytest
 from engine.engine import Engine
 from engine.lockstep import _Kind
 from engine.parallel.group import RankLostError
-from engine.passes import Pass
-from engine.sequence import Chunk, Sequence
-from tests.unit.engine.drafts import check_hand_over, new_sequences
+from tests.unit.engine.drafts import check_hand_over
 from tests.unit.engine.generate import Generator, new_sequence
-from tests.unit.engine.rank_drafts import HEADS, SHORT, config_of, drafted
+from tests.unit.engine.rank_drafts import HEADS, SHORT, config_of, drafted, streamed
 from tests.unit.engine.ranks import Threads, allocated, asked, engine_of_stages, generated, left_of, threads_of
-from worker.serving.chunks import schedule
 
 DEEP = [
     *[(name, 7, 2) for name in HEADS],
@@ -31,59 +27,6 @@ DEEP = [
 ]
 MORE = ("dflash+window", "mimo", "deepseek_v3")
 LAYERS = {"mimo": 4, "qwen3_next": 8, "deepseek_v3": 4}  # of models with a layer of their own; 7 of others
-
-
-class Streams(Generator):
-    """Streams in as many groups as passes are in flight, each of which verifies the drafter's own guesses."""
-
-    def streamed(self, groups: SequenceOf[list[Sequence]]) -> None:
-        for sequence in (each for group in groups for each in group):
-            self.admit(sequence)
-        flying = [self._launched(group) for group in groups]
-        while any(flying):
-            for number, group in enumerate(groups):
-                for chunks, pass_ in flying[number]:
-                    self.deliver(chunks, pass_)
-                flying[number] = self._launched([each for each in group if not each.finish_reason()])
-
-    def deliver(self, chunks: list[Chunk], pass_: Pass) -> None:
-        super().deliver(chunks, pass_)
-        for chunk in chunks:
-            found = [result for result in self.results.get(chunk.sequence.request_id, ()) if result is not None]
-            if found and found[-1].drafts:
-                chunk.sequence.propose(found[-1].drafts)
-
-    def _launched(self, group: list[Sequence]) -> list[tuple[list[Chunk], Pass]]:
-        """All chunks of their prompts, one pass behind the other, or the next tokens."""
-        passes = []
-        while chunks := [self._chunk(each) for each in group if each.num_unscheduled and not each.num_pending]:
-            passes.append((chunks, self.launch(chunks)))
-        return passes
-
-    def _chunk(self, sequence: Sequence) -> Chunk:
-        known, drafts = sequence.proposed
-        room = sequence.sampling.max_tokens - sequence.num_generated - 1
-        is_new = known == len(sequence.token_ids) and sequence.num_unscheduled == 1
-        return schedule(
-            self.pool, sequence, min(sequence.num_unscheduled, 16), drafted=tuple(drafts[:room]) if is_new else ()
-        )
-
-
-def streamed(engine: Engine, *, count: int = 2, **sampling: object) -> tuple[list[list[int]], object, list[int]]:
-    """Answers, results with their drafts, and acceptance, where `count` passes and chunks of prompts are in flight."""
-    streams = Streams(engine)
-    groups = [
-        [
-            new_sequence(f"{group} {each.request_id}", each.token_ids, max_tokens=14, **sampling)
-            for each in new_sequences()
-        ]
-        for group in range(count)
-    ]
-    streams.streamed(groups)
-    answers = [each.token_ids for group in groups for each in group]
-    for each in (each for group in groups for each in group):
-        streams.release(each)
-    return answers, streams.results, streams.accepted
 
 
 @pytest.mark.parametrize(

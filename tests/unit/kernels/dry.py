@@ -49,6 +49,7 @@ from tests.unit.engine.formats.forms import FORMS, GPT_OSS, in_mxfp4, source_of
 from tests.unit.engine.formats.loading import Form
 from tests.unit.engine.generate import new_sequence
 from tests.unit.engine.launches import NUM_BLOCKS, PASSES, chunks
+from tests.unit.engine.rank_drafts import config_of
 from tests.unit.engine.tables import table_of
 from tests.unit.kernels import compiled
 from tests.unit.kernels.card import Card, made_up
@@ -234,6 +235,7 @@ class Program:
     ranks: int = 1
     stages: int = 1
     led: int = 0  # the further process that is there, too; 0: the last one
+    drafter: str = ""  # of the first stage, or the only one: a name of `rank_drafts`, which writes the checkpoint
 
     def run(self, launches: Launches) -> None:
         """Raise CardError for what a card would refuse."""
@@ -246,9 +248,11 @@ class Program:
         sizes = {"dtype": "bfloat16", "num_blocks": NUM_BLOCKS, "max_sequences": 40}
         more: dict[str, Any] = {} if self.format is None else {"load": lambda weights, folder: None}
         with tempfile.TemporaryDirectory() as folder:
-            model = self.build(Path(folder))
+            drafting = config_of(self.drafter, Path(folder), layers=7) if self.drafter else None
+            model = drafting.model if drafting is not None else self.build(Path(folder))
             with dry(launches) as card, mock.patch("engine.resolving.read_model_spec", read):
                 config = EngineConfig.of(model=model, device="cuda", **sizes | self.asked)
+                config = config if drafting is None else replace(config, draft=drafting.draft)
                 if (processes := self.ranks * self.stages) > 1:
                     led = Led(self.ranks, self.stages, card, rank=self.led or processes - 1)
                     config, more["ranks"] = replace(config, tensor_parallel_size=self.ranks), led.ranks
@@ -290,6 +294,11 @@ def programs() -> dict[str, Program]:
     for name in ("llama", "deepseek_v3"):
         found[f"{name}, 2 stages"] = replace(of_case(cases[name]), stages=2)
         found[f"{name}, 2 stages of 2 ranks"] = replace(of_case(cases[name]), ranks=2, stages=2)
+    for name in ("eagle3", "dflash", "draft_model"):
+        found[f"{name} in the first of 2 stages"] = replace(of_case(cases["llama"]), stages=2, drafter=name)
+    found["eagle3 in a first stage of 2 ranks"] = replace(
+        of_case(cases["llama"]), ranks=2, stages=2, led=1, drafter="eagle3"
+    )
     found["llama, a rank that samples, too"] = replace(of_case(cases["llama"]), ranks=2, stages=2, led=1)
     found["llama, 4 ranks in float32"] = replace(of_case(cases["llama"], dtype="float32"), ranks=4)
     found["phi, int8 keys and values, 2 ranks"] = replace(of_case(cases["phi"], kv_cache_dtype="int8"), ranks=2)

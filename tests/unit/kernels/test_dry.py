@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -28,6 +29,7 @@ from engine.kernels import triton_norm
 from tests.gpu.waves import WITH_STATES, run_both_ways
 from tests.unit.engine.families import foreign
 from tests.unit.engine.families.case import Case
+from tests.unit.engine.rank_drafts import config_of, streamed
 from tests.unit.kernels import dry
 from tests.unit.kernels.card import CARD, Card, CardError, made_up
 
@@ -46,6 +48,24 @@ QUICK = (
 def test_an_engine_runs_on_a_card(name: str) -> None:
     program = dry.programs()[name]
     assert not dry.run({name: replace(program, asked={**program.asked, **FEW_GRAPHS})})
+
+
+@pytest.mark.parametrize("name", ["eagle3", pytest.param("draft_model", marks=pytest.mark.long)])
+def test_a_first_stage_drafts_on_a_card_beside_later_passes(name: str, tmp_path: Path) -> None:
+    """In a thread of its own; whoever launches passes waits for nothing but results. Each pass draws token 7, and guesses 0."""
+    config, launches = config_of(name, tmp_path, layers=7), dry.Launches(7)
+    with dry.dry(launches) as card:
+        sizes = {"device": "cuda", "dtype": "bfloat16", **FEW_GRAPHS}
+        stages = Engine(replace(config, **sizes), ranks=dry.Led(1, 2, card, rank=1).ranks)
+        assert stages.draft_ms
+        with card.must_not_wait():
+            answers, results, accepted = streamed(stages, count=3)
+    assert {token for answer in answers for token in answer[-14:]} == {7}
+    drafts = [each.drafts for each in chain(*results.values()) if each is not None and each.drafts]
+    assert len(drafts) > 3 * 14
+    assert set(chain(*drafts)) == {0}
+    assert set(accepted) == {0}
+    assert not launches.wrong
 
 
 def test_scales_of_the_smallest_blocks_begin_anywhere(tmp_path: Path) -> None:

@@ -55,7 +55,6 @@ from tests.unit.engine.families.catalogue import CASES
         ),
         (["-pp", "2", "--device", "fake"], "--pipeline-parallel-size 2: a fake device computes nothing"),
         (["-pp", "2", "--model-impl", "transformers"], "--pipeline-parallel-size 2: transformers computes a model"),
-        (["-pp", "2", "--speculative-config", '{"method": "mtp"}'], "draft heads and models aren't cut into stages"),
         (["-pp", "2", "--model", "/no/such"], "/no/such"),
         (["-pp", "2", "--model", "states"], "2: a stage of 2 of 4 layers keeps no keys and values: take fewer"),
     ],
@@ -112,7 +111,6 @@ def test_ranks_share_the_cores_and_are_lent_no_weights(tmp_path: Path, monkeypat
 
 
 ASKED = [
-    (["-pp", "2", "--speculative-config", "mtp"], "draft heads and models aren't cut into stages: draft by suffix"),
     (["-pp", "2", "--model-impl", "transformers"], "transformers computes a model whole: a model of Baton's families"),
     (["-tp", "2", "--device", "fake"], "--tensor-parallel-size 2: a fake device computes nothing"),
 ]
