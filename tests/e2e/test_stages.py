@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import httpx
 import pytest
 
-from tests.e2e.wide import check
+from tests.e2e.asking import all_idle, complete, until, watching
+from tests.e2e.wide import WideCluster, check
 from tests.models import build_tiny_model
+from tests.reference import greedy_tokens
 from tests.unit.engine.families.catalogue import CASES
 
 STAGES, RANKS = True, False
@@ -101,3 +107,36 @@ async def test_states_go_between_stages_and_ranks(are_stages: tuple[bool, bool],
     model = replace(case, fields=fields).build(tmp_path / "model")
     flags = ["--block-size", "32"]  # the smaller keys of a rank would ask for larger blocks
     await check(tmp_path, prefill=2, decode=2, model=model, are_stages=are_stages, flags=flags)
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "within"),
+    [
+        (2, 2, 1),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in ((1, 2, 1), (3, 1, 1), (2, 4, 1), (2, 2, 2))),
+    ],
+)
+async def test_first_stages_draft_and_what_drafters_keep_is_handed_over(
+    prefill: int, decode: int, within: int, tmp_path: Path
+) -> None:
+    """The model drafts for itself, so greedy drafts are accepted to their end."""
+    model = build_tiny_model(tmp_path / "llama", "llama", num_hidden_layers=5)
+    told = {"method": "draft_model", "model": str(model), "enable_adaptive_verification": False}
+    prompts = [[(31 * index + 7 * at) % 400 + 10 for at in range(20 + 9 * index)] for index in range(8)]
+    depths = {"prefill-0": prefill, "decode-0": decode}
+    options = {"dtype": "float32", "speculative_config": json.dumps(told), "max_batch_tokens": 64}
+    async with (
+        WideCluster(
+            tmp_path / "run", model=model, depths=depths, widths=dict.fromkeys(depths, within), **options
+        ) as cluster,
+        watching(cluster) as (_, peers),
+        httpx.AsyncClient(base_url=cluster.url, timeout=60) as client,
+    ):
+        ask = partial(complete, client, max_tokens=32)
+        answers = [*await asyncio.gather(*map(ask, prompts)), *await asyncio.gather(*map(ask, prompts))]
+        await until(peers, lambda states: len(states) == 2 and all_idle(states))
+        totals = {name: state.totals for name, state in peers.states.items()}
+    assert [answer["tokens"] for answer in answers] == 2 * greedy_tokens(model, prompts, 32)
+    assert totals["decode-0"].refused_handoffs == 0
+    assert totals["decode-0"].accepted_tokens > len(answers) * 16
+    assert totals["decode-0"].accepted_tokens > 0.9 * totals["decode-0"].drafted_tokens
