@@ -89,7 +89,7 @@ def _serve(settings: WorkerServiceSettings, nodes: Nodes, joined: Joined) -> int
                 passed = joined.links[rank], joined.channels[rank]
                 children[rank] = Child(rank, [*command, str(rank), str(size)], passed, shared, environment)
             log.info("ranks.started", extra={"ranks": len(own), "pids": [each.pid for each in children.values()]})
-            with shown(settings.ready_file):  # the group of a probe is ready when all of its pods are
+            with shown(settings.ready_file):  # a group of pods is ready when all of them are
                 return _until_the_end(bridged, children, nodes.number)
         finally:
             _end(ends, [*children.values()])

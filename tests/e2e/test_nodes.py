@@ -96,15 +96,9 @@ POINTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("point", "computes"),
-    [
-        pytest.param(point, computes, marks=[] if (point.dies, computes) == ("host", True) else [pytest.mark.long])
-        for point in POINTS
-        for computes in (True, False)
-    ],
-    ids=lambda value: value.dies if isinstance(value, Point) else "computing" if value else "idle",
-)
+@pytest.mark.long
+@pytest.mark.parametrize("computes", [True, False], ids=["computing", "idle"])
+@pytest.mark.parametrize("point", POINTS, ids=lambda point: point.dies)
 async def test_a_worker_ends_with_a_node_and_its_requests_are_done_elsewhere(
     point: Point, computes: bool, tmp_path: Path
 ) -> None:

@@ -133,8 +133,11 @@ def _value(words: str) -> str:
         return f"{_path(found[1])} + {found[2]}"
     if found := re.fullmatch(rf"mul ({_NAME}) ({_NAME}) \| quote", words):
         return f"({_path(found[1])} * {_path(found[2])}) | quote"
-    if found := re.fullmatch(rf'concat \(list ({_NAME}|"\w+")\) ({_NAME}) \| toJson', words):
-        return f"([{_path(found[1])}] + {_path(found[2])}) | toJson"
+    if found := re.fullmatch(rf"div \(mul ({_NAME}) ({_NAME})\) ({_NAME}) \| quote", words):
+        return f"({_path(found[1])} * {_path(found[2])} // {_path(found[3])}) | quote"
+    if found := re.fullmatch(rf'concat \(list ({_NAME}|"\w+")((?: "[^"]+")*)\) ({_NAME}) \| toJson', words):
+        more = found[2].replace(' "', ', "')
+        return f"([{_path(found[1])}{more}] + {_path(found[3])}) | toJson"
     if found := re.fullmatch(rf"({_NAME}) \| default ({_NAME})", words):
         return f"{_path(found[1])} or {_path(found[2])}"
     found = re.fullmatch(rf"({_NAME})( \| (?:quote|toJson))?", words)

@@ -55,6 +55,7 @@ EVERYTHING: dict[str, Any] = {
             "speculativeConfig": '{"method": "ngram", "num_speculative_tokens": 4}',
         },
         "deep": {"role": "prefill", "pipelineParallelSize": 2},
+        "wide": {"role": "worker", "pipelineParallelSize": 4, "tensorParallelSize": 4, "nodes": 2, "replicas": 3},
     },
 }
 NOTHING: dict[str, Any] = {
@@ -84,4 +85,5 @@ WRONG: list[dict[str, Any]] = [
     {"pools": {"cpu": {"device": "cpu"}}},
     {"pools": {"cpu": {"role": "worker", "replica": 1}}},
     {"podAnnotations": {"a": 1}},
+    {"pools": {"wide": {"role": "worker", "pipelineParallelSize": 4, "nodes": 1}}},
 ]

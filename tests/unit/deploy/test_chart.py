@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +15,7 @@ from services.gateway.settings import GatewaySettings
 from services.planner.settings import PlannerSettings
 from services.runtime.loading import load_settings
 from services.up.settings import UpSettings
+from services.worker.nodes import Nodes
 from services.worker.settings import WorkerServiceSettings
 from tests.needs import needs
 from tests.unit.deploy.chart import CHART, IMAGE, manifests, notes, values
@@ -23,6 +25,7 @@ KUBERNETES = "1.34"  # the first in which resource.k8s.io/v1 is on by default
 KINDS = {"gateway": GatewaySettings, "planner": PlannerSettings}
 # Kinds of others, which no schema here knows, with the keys of `spec` that we use.
 CUSTOM = {
+    "LeaderWorkerSet": {"rolloutStrategy", "leaderWorkerTemplate"},
     "HTTPRoute": {"parentRefs", "hostnames", "rules"},
     "PodMonitor": {"selector", "podMetricsEndpoints"},
     "PrometheusRule": {"groups"},
@@ -30,12 +33,31 @@ CUSTOM = {
 }
 
 
+POD = {"apiVersion": "v1", "kind": "Pod"}
+
+
 def pods(changed: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Each container with its pod."""
     for manifest in manifests(values(**changed)):
-        if manifest["kind"] == "Deployment":
-            pod = manifest["spec"]["template"]["spec"]
+        if template := template_of(manifest):
+            pod = template["spec"]
             yield from ((container, pod) for container in pod["containers"])
+
+
+def template_of(manifest: dict[str, Any]) -> dict[str, Any]:
+    """The template of a manifest's pods; {} without any."""
+    kind, spec = manifest["kind"], manifest.get("spec", {})
+    found: dict[str, Any] = {
+        "Deployment": lambda: spec["template"],
+        "LeaderWorkerSet": lambda: spec["leaderWorkerTemplate"]["workerTemplate"],
+    }.get(kind, dict)()
+    return found
+
+
+def in_group(word: str) -> str:
+    """An argument as the second pod of a LeaderWorkerSet's group of two sees it."""
+    given = {"LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "1", "LWS_LEADER_ADDRESS": "baton-wide-0.baton-wide.default"}
+    return re.sub(r"\$\((\w+)\)", lambda found: given[found[1]], word)
 
 
 @pytest.mark.parametrize("changed", VARIANTS)
@@ -47,6 +69,10 @@ def test_kubernetes_would_take_every_manifest(changed: dict[str, Any]) -> None:
     for manifest in made:
         if manifest["kind"] in CUSTOM:
             assert set(manifest["spec"]) == CUSTOM[manifest["kind"]]
+            if template := template_of(manifest):
+                kubernetes.validate(
+                    POD | template | {"metadata": {"name": "a"} | template["metadata"]}, KUBERNETES, strict=True
+                )
         else:
             kubernetes.validate(manifest, KUBERNETES, strict=True)
     names = [(manifest["kind"], manifest["metadata"]["name"]) for manifest in made]
@@ -67,7 +93,7 @@ def test_the_schemas_refuse_what_is_wrong() -> None:
 def test_pods_have_settings_that_exist_and_time_to_drain(changed: dict[str, Any]) -> None:
     shared = manifests(values(**changed), "config")[0]["data"]
     for container, pod in pods(changed):
-        role, *arguments = container["args"]
+        role, *arguments = [in_group(word) for word in container["args"]]
         kind = KINDS.get(role, WorkerServiceSettings)
         own = {entry["name"]: entry.get("value", "10.0.0.1") for entry in container["env"]}
         environment = (shared if "envFrom" in container else {}) | own
@@ -176,6 +202,23 @@ def test_a_pool_says_what_differs_from_the_defaults() -> None:
     assert {"name": "BATON_MODEL", "value": "/models/coder"} in on_gpus["env"]
 
 
+def test_the_stages_of_several_hosts_are_a_group_of_pods_that_start_together() -> None:
+    """Each runs the same command with the numbers that its group gives it, and has its part of the GPUs."""
+    pools = {"pools": EVERYTHING["pools"]}
+    (wide,) = (one for one in manifests(values(**pools), "workers") if one["kind"] == "LeaderWorkerSet")
+    group = wide["spec"]["leaderWorkerTemplate"]
+    assert (wide["metadata"]["name"], wide["spec"]["replicas"], group["size"]) == ("baton-wide", 3, 2)
+    assert group["restartPolicy"] == "RecreateGroupOnPodRestart"
+    (container,) = group["workerTemplate"]["spec"]["containers"]
+    assert container["args"][:2] == ["worker", "--nnodes"]
+    assert Nodes.parse(in_group(container["args"][2])) == Nodes(2, 1, "baton-wide-0.baton-wide.default")
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "8"  # 4 stages of 4 ranks on 2 hosts
+    assert {"name": "BATON_NATS_CREDENTIALS", "value": "/logins/worker.nats"} in container["env"]
+    scaled = manifests(values(autoscaling={"enabled": True}, **pools), "autoscaling")
+    kinds = {one["spec"]["scaleTargetRef"]["name"]: one["spec"]["scaleTargetRef"].get("kind") for one in scaled}
+    assert (kinds["baton-wide"], kinds["baton-coder"]) == ("LeaderWorkerSet", None)
+
+
 def test_a_pool_of_vectors_has_its_own_login_and_number_and_no_redis() -> None:
     """It needs neither Redis nor a transport of KV, and the planner doesn't count it."""
     given = {"autoscaling": {"enabled": True}, "usersSecret": "baton-users", "pools": EVERYTHING["pools"]}
@@ -217,7 +260,7 @@ def test_workers_are_ready_when_they_say_so() -> None:
 
 def test_selectors_match_pods() -> None:
     made = manifests(values(**EVERYTHING))
-    labels = [one["spec"]["template"]["metadata"]["labels"] for one in made if one["kind"] == "Deployment"]
+    labels = [template["metadata"]["labels"] for one in made if (template := template_of(one))]
     selectors = []
     for one in made:
         found = one["spec"].get("podSelector") or one["spec"].get("selector") if "spec" in one else None
