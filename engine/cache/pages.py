@@ -248,24 +248,28 @@ def bytes_of_passes(model: ModelSpec, config: EngineConfig) -> int:
     # twice, in float32.
     mixers = (mixer for mixer in model.attentions if isinstance(mixer, MLASpec))
     latent_bytes = [mixer.shape(2).token_bytes for mixer in mixers]
-    aux_bytes = (
-        2
-        * model.hidden_size
-        * (len(model.draft.aux_layers) + model.draft.reads_output if model.draft is not None else 0)
-    )
+    aux_bytes = 2 * model.hidden_size * _aux_states(model)
     token_bytes = 2 * 4 * model.hidden_size + max(2 * 3 * model.widest_mlp, *latent_bytes, 0) + aux_bytes
     logits_bytes = 8 * model.vocab_size * min(config.max_sequences, config.max_batch_tokens)
     made_bytes = (ROOM_ON_GPUS if latent_bytes else 0) + _drafting_bytes(model, config)
     return config.max_batch_tokens * token_bytes + logits_bytes + made_bytes
 
 
+def _aux_states(model: ModelSpec) -> int:
+    """The hidden states of a token for a drafter. A first stage has those of all passes in flight, as they come and joined."""
+    if model.draft is None:
+        return 0
+    held = 2 + len(model.stage.ranges) if model.stage is not None and model.own_draft is not None else 1
+    return held * (len(model.draft.aux_layers) + model.draft.reads_output)
+
+
 def _drafting_bytes(model: ModelSpec, config: EngineConfig) -> int:
     """The graphs of guesses: the rows that each reads, and the logits of the largest, twice, in float32."""
-    if model.draft is None or config.draft is None or not (num_drafts := config.draft.num_drafts):
+    if model.own_draft is None or config.draft is None or not (num_drafts := config.draft.num_drafts):
         return 0
     counts = [size.decoding for size in graph_sizes(config.max_sequences, longest=0)]
-    rows = max(counts) * (model.draft.at_most(num_drafts) if model.draft.in_blocks else 1)
-    read = 1 + len(model.draft.aux_layers) + model.draft.reads_output
+    rows = max(counts) * (model.own_draft.at_most(num_drafts) if model.own_draft.in_blocks else 1)
+    read = 1 + len(model.own_draft.aux_layers) + model.own_draft.reads_output
     return sum(counts) * 2 * read * model.hidden_size + rows * 8 * model.vocab_size
 
 

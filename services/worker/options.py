@@ -228,13 +228,6 @@ class WorkerOptions(ModelSettings):
             ),
             (f"a fake device computes nothing that {several} could share: --device cpu", self.fake is not None),
             (
-                "draft heads and models are in stages on CPUs alone: draft by suffix or ngram",
-                stages > 1
-                and self.processor != "cpu"
-                and (drafts := SpeculativeConfig.parse(self.speculative_config)) is not None
-                and drafts.has_weights,
-            ),
-            (
                 "transformers computes a model whole: a model of Baton's families",
                 self.model_impl == "transformers",
             ),

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 
+from engine.batch.layout import Packed
 from engine.engine import Engine
 from engine.lockstep import _Kind
 from engine.parallel.group import RankLostError
 from tests.unit.engine.drafts import check_hand_over
-from tests.unit.engine.generate import Generator, new_sequence
+from tests.unit.engine.generate import Generator, new_sequence, scored
 from tests.unit.engine.rank_drafts import HEADS, SHORT, config_of, drafted, streamed
 from tests.unit.engine.ranks import Threads, allocated, asked, engine_of_stages, generated, left_of, threads_of
 
+PATIENCE_S = 60.0
+NOT_YET_S = 0.05
 DEEP = [
     *[(name, 7, 2) for name in HEADS],
     ("mimo", 4, 2),
     ("deepseek_v3", 5, 2),
     ("qwen3_next", 8, 2),
-    ("eagle3", 7, 3),
+    ("eagle3", 9, 3),
     ("dflash", 7, 4),
     ("draft_model", 5, 3),
 ]
@@ -107,6 +115,48 @@ def test_all_ways_to_sample_and_a_grammar_are_drafted_behind(tmp_path: Path) -> 
     assert found.run(asked()) == wanted.run(asked())
     assert found.results == wanted.results
     assert any(each and each.drafts for one in found.results.values() for each in one)
+    prompt = [5 + 7 * at % 90 for at in range(70)]
+    scoring = [[new_sequence("s", prompt, prompt_logprobs=3), new_sequence("p", prompt[:20])] for _ in range(2)]
+    assert scored(stages, scoring[0], chunk_size=33) == scored(alone, scoring[1], chunk_size=33)
+    assert scoring[0][0].prompt_logprobs == scoring[1][0].prompt_logprobs
+
+
+def test_passes_and_drafts_take_turns(tmp_path: Path) -> None:
+    """The first pass is drafted behind when the second one has been launched, although its results are known before."""
+    stages = engine_of_stages(config_of("eagle3", tmp_path, layers=7), 2)
+    wants, reads, executed = threading.Event(), threading.Event(), list[Packed]()
+    generator, sequence = Generator(stages), new_sequence("a", [5 + 7 * at % 90 for at in range(40)])
+    assert stages._head is not None
+    execute, turn, read = stages._runner.execute, stages._lockstep.turn, stages._head.read
+
+    def executing(packed: Packed) -> torch.Tensor | None:
+        executed.append(packed)
+        if len(executed) == 2:
+            assert wants.wait(PATIENCE_S)
+            assert not reads.wait(NOT_YET_S)
+        return execute(packed)
+
+    @contextmanager
+    def a_turn() -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            wants.set()
+        with turn():
+            yield
+
+    def reading(*inputs: Any) -> Any:
+        reads.set()
+        return read(*inputs)
+
+    generator.admit(sequence)
+    with (
+        mock.patch.object(stages._runner, "execute", executing),
+        mock.patch.object(stages._lockstep, "turn", a_turn),
+        mock.patch.object(stages._head, "read", reading),
+    ):
+        chunks = [[sequence.schedule(20)], [sequence.schedule(20)]]
+        for each, pass_ in zip(chunks, [stages.launch(each) for each in chunks], strict=True):
+            generator.deliver(each, pass_)
+    assert reads.is_set()
 
 
 @pytest.mark.parametrize("kind", [_Kind.READING, _Kind.GUESSING])

@@ -55,7 +55,6 @@ from tests.unit.engine.families.catalogue import CASES
         ),
         (["-pp", "2", "--device", "fake"], "--pipeline-parallel-size 2: a fake device computes nothing"),
         (["-pp", "2", "--model-impl", "transformers"], "--pipeline-parallel-size 2: transformers computes a model"),
-        (["-pp", "2", "--device", "cuda", "--speculative-config", "mtp"], "in stages on CPUs alone: draft by suffix"),
         (["-pp", "2", "--model", "/no/such"], "/no/such"),
         (["-pp", "2", "--model", "states"], "2: a stage of 2 of 4 layers keeps no keys and values: take fewer"),
     ],
