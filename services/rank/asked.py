@@ -16,5 +16,6 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     first: int = 0  # the number of the first process on its host
     here: int  # processes there
     model: str = ""  # on its host; "": where the leader has it
+    drafter: str = ""  # the same of a draft head or model
     log_level: str
     log_format: str

@@ -22,6 +22,7 @@ from typing import NoReturn
 import msgspec
 import torch
 
+from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.lockstep import decode_config
 from engine.parallel.group import RankLostError
@@ -147,13 +148,20 @@ def _load(transport: Transport, ends: Ends, asked: Asked) -> Engine | None:
     config = ends.link.receive()
     if config is None:
         return None
-    settings = decode_config(config)
-    settings = replace(
-        settings,
-        num_threads=min(settings.num_threads, physical_cores()),
-        model=Path(asked.model) if asked.model else settings.model,
+    return Engine(on_this_host(decode_config(config), asked), allocate=transport.allocate, ranks=ranks)
+
+
+def on_this_host(leaders: EngineConfig, asked: Asked) -> EngineConfig:
+    """Return the leader's settings with the folders and the processor's cores of this host."""
+    draft = leaders.draft
+    if asked.drafter and draft is not None:
+        draft = replace(draft, folder=Path(asked.drafter))
+    return replace(
+        leaders,
+        num_threads=min(leaders.num_threads, physical_cores()),
+        model=Path(asked.model) if asked.model else leaders.model,
+        draft=draft,
     )
-    return Engine(settings, allocate=transport.allocate, ranks=ranks)
 
 
 async def _leave(transport: Transport, code: int) -> NoReturn:

@@ -73,9 +73,7 @@ def _signalled() -> threading.Event:
 def _serve(settings: WorkerServiceSettings, nodes: Nodes, joined: Joined) -> int:
     places = nodes.places(settings.processes)
     own = places.on(nodes.number)
-    asked = asked_of(
-        settings, settings.worker_id or f"node {nodes.number}", first=own.start, model=str(settings.model.absolute())
-    )
+    asked = asked_of(settings, settings.worker_id or f"node {nodes.number}", first=own.start)
     command, environment = [*COMMAND, msgspec.json.encode(asked).decode()], service_environment()
     size, width = settings.processes, settings.tensor_parallel_size
     shared = os.memfd_create("ranks")

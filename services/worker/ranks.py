@@ -145,17 +145,19 @@ async def led(settings: WorkerServiceSettings, worker: str, stopping: asyncio.Ev
         await asyncio.to_thread(followers.close)
 
 
-def asked_of(settings: WorkerServiceSettings, worker: str, *, first: int = 0, model: str = "") -> Asked:
-    """The first words to this host's further ranks, see `Asked`."""
+def asked_of(settings: WorkerServiceSettings, worker: str, *, first: int | None = None) -> Asked:
+    """The first words to this host's further ranks, see `Asked`. `first`: on a further node."""
+    model, drafter = (settings.model, settings.drafter) if first is not None else (None, None)
     return Asked(
         worker=worker,
         transport=settings.kv_transport,
         host=settings.transport_host,
         on_gpu=settings.processor.startswith("cuda"),
         stages=settings.pipeline_parallel_size,
-        first=first,
+        first=first or 0,
         here=settings.processes_here,
-        model=model,
+        model=str(model.absolute()) if model is not None else "",
+        drafter=str(drafter.absolute()) if drafter is not None else "",
         log_level=settings.log_level,
         log_format=settings.log_format,
     )
@@ -198,6 +200,7 @@ def facts_of(settings: WorkerServiceSettings) -> dict[str, str]:
         "--tensor-parallel-size": str(settings.tensor_parallel_size),
         "--device": settings.processor.partition(":")[0],
         "--dtype": dtype,
+        "--speculative-config": files_fingerprint(settings.drafter) if settings.drafter is not None else "none",
         "--quantization": settings.quantization,
         "--kv-cache-dtype": settings.kv_cache_dtype,
         "--transport": settings.kv_transport,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
@@ -106,6 +107,12 @@ class WorkerServiceSettings(WorkerOptions):
 
     def _cores_of_a_rank(self) -> int:
         return max(1, physical_cores() // self.processes_here)
+
+    @property
+    def drafter(self) -> Path | None:
+        """The folder of a draft head's or model's weights; None: nothing drafts, or by lookup."""
+        draft = self._draft()
+        return draft.folder if draft is not None else None
 
     def _draft(self) -> DraftConfig | None:
         """The drafts that the engine verifies; None without any."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import mmap
 import os
 import signal
@@ -16,17 +17,19 @@ from pathlib import Path
 import pytest
 
 from common.settings import ConfigError
+from engine.config import DraftConfig, EngineConfig
 from engine.parallel import layout
 from engine.parallel.nodes import bridge
 from engine.parallel.nodes.bridged import EVERYBODY, Bridged
 from engine.parallel.nodes.joining import Joined, Meeting, Places
 from engine.parallel.nodes.mirror import Mirror
 from engine.parallel.nodes.wire import receive_message
+from services.rank.process import on_this_host
 from services.runtime.loading import load_settings
 from services.worker.further import serve_node
 from services.worker.nodes import Nodes
 from services.worker.process import see_only
-from services.worker.ranks import BRIDGE, check_ranks, facts_of, led, secret_of
+from services.worker.ranks import BRIDGE, asked_of, check_ranks, facts_of, led, secret_of
 from services.worker.settings import WorkerServiceSettings
 from tests.models import build_tiny_model
 from tests.ports import own_port
@@ -146,6 +149,7 @@ def test_a_node_with_another_secret_is_told_which_file(node: Callable[..., int])
         (["--dtype", "bfloat16"], "--dtype: float32 on node 0, bfloat16 here"),
         (["-pp", "2", "-tp", "2"], "--tensor-parallel-size: 1 on node 0, 2 here"),
         (["--kv-cache-dtype", "int8"], "--kv-cache-dtype: auto on node 0, int8 here"),
+        (["--speculative-config", "mtp"], "--speculative-config: none on node 0, "),
     ],
 )
 def test_a_node_with_other_settings_is_told_which(more: list[str], told: str, node: Callable[..., int]) -> None:
@@ -159,6 +163,25 @@ def test_a_node_with_another_model_is_told(node: Callable[..., int], tmp_path: P
     other = build_tiny_model(tmp_path / "other", "llama", seed=7)
     with pytest.raises(ConfigError, match=r"--model: [0-9a-f]{32} on node 0, [0-9a-f]{32} here"):
         node("", "--model", str(other))
+
+
+def test_a_node_has_model_and_drafter_in_folders_of_its_own(secret: Path, tmp_path: Path) -> None:
+    model = build_tiny_model(tmp_path / "llama", "llama")
+    told = {"method": "draft_model", "model": str(model)}
+    for config, folders in ((json.dumps(told), (model, model)), ("mtp", (model, model)), ("suffix", (model, None))):
+        settings = settings_of(model, secret, "--nnodes", "2:1@10.0.0.1", "--speculative-config", config)
+        asked = asked_of(settings, "node 1", first=1)
+        assert (asked.model, asked.drafter) == tuple("" if folder is None else str(folder) for folder in folders)
+        here = asked_of(settings, "decode-0")
+        assert (here.model, here.drafter, here.first) == ("", "", 0)
+        elsewhere = DraftConfig(folder=Path("/there/draft"), num_drafts=3) if folders[1] else None
+        leaders = EngineConfig(model=Path("/there"), draft=elsewhere)
+        own = on_this_host(leaders, asked)
+        assert (own.model, own.draft and own.draft.folder, own.draft and own.draft.num_drafts) == (
+            *folders,
+            elsewhere and 3,
+        )
+        assert on_this_host(leaders, here) == leaders
 
 
 async def test_a_leader_says_that_it_cannot_listen_and_leaves_while_it_waits(secret: Path, tmp_path: Path) -> None:
