@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from common.settings import ConfigError
-from engine.parallel.nodes.joining import Joined, Meeting, Places
 
 if TYPE_CHECKING:
+    from engine.parallel.nodes.joining import Joined, Meeting, Places
     from services.worker.settings import WorkerServiceSettings
 
 log = logging.getLogger("baton.nodes")
@@ -55,6 +55,8 @@ class Nodes:
 
     def places(self, processes: int) -> Places:
         """Return where so many processes are."""
+        from engine.parallel.nodes.joining import Places  # `--help` does without
+
         return Places(self.count, processes)
 
 
@@ -95,6 +97,8 @@ def met(
     nodes: Nodes, places: Places, key: bytes, facts: dict[str, str], is_over: Callable[[], bool]
 ) -> Sequence[Joined]:
     """Let the other nodes join; none once `is_over()`. Raises ConfigError, OSError."""
+    from engine.parallel.nodes.joining import Meeting
+
     try:
         meeting = _listening(nodes, lambda: Meeting(nodes.host, nodes.port, key, places, facts), is_over)
     except OSError as error:
