@@ -79,7 +79,6 @@ def main(arguments: Sequence[str]) -> int:
     if options.model_impl != "auto":
         stem += f"-{options.model_impl}"
         facts["model"] += f", by {options.model_impl}"
-    notes = notes_of(stem) if options.shape in (DEFAULT_SHAPE, *DRAWN) else ""
     several = options.ranks or options.stages
     if several:
         kind = "stages" if options.stages else "ranks"
@@ -87,6 +86,7 @@ def main(arguments: Sequence[str]) -> int:
         count, of_ranks = len(several) // options.width, f" of {options.width} ranks" * (options.width > 1)
         facts["model"] += f", {count} {kind}{of_ranks}"
         facts["floor"] = f"of all {kind}' cards together"
+    notes = notes_of(stem) if several or options.shape in (DEFAULT_SHAPE, *DRAWN) else ""
     devices = "one device" if len(several) < 2 else f"{len(several)} devices"
     page = ResultsPage(options.out, stem, title=f"The engine on {devices}", facts=facts, notes=notes)
     is_drawn = options.shape in DRAWN and options.model is None
