@@ -185,7 +185,11 @@ async def _serving(who: str, file: Path, options: argparse.Namespace) -> AsyncIt
         started = time.perf_counter()
         process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=log, stderr=log)
         try:
-            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=ANSWER_S) as client:
+            # llama-server closes connections that it said it would keep.
+            one_each = httpx.Limits(max_keepalive_connections=0)
+            async with httpx.AsyncClient(
+                base_url=f"http://127.0.0.1:{port}", timeout=ANSWER_S, limits=one_each
+            ) as client:
                 yield Server(psutil.Process(process.pid), client, started)
         except Exception:
             log.seek(0)
