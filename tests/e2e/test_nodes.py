@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -19,6 +20,7 @@ from tests.e2e.asking import all_idle, complete, until, watching
 from tests.e2e.wide import WideCluster, check, ended
 from tests.models import build_tiny_model
 from tests.reference import greedy_tokens
+from tests.unit.engine.drafters import drafter
 from tests.unit.engine.families.catalogue import CASES
 from worker.worker import EXIT_DEVICE_BROKEN
 
@@ -75,6 +77,23 @@ async def test_windows_and_states_are_on_several_nodes(name: str, tmp_path: Path
         nodes={"prefill-0": 2, "decode-0": 2},
         transport="ucx",
         flags=["--block-size", "32"],
+    )
+
+
+@pytest.mark.long
+async def test_a_first_stage_drafts_by_hidden_states_of_another_node(tmp_path: Path) -> None:
+    model = build_tiny_model(tmp_path / "llama", "llama", num_hidden_layers=7)
+    drafter("eagle3", model, tmp_path / "head")
+    told = {"method": "eagle3", "model": str(tmp_path / "head"), "enable_adaptive_verification": False}
+    await check(
+        tmp_path,
+        prefill=2,
+        decode=2,
+        model=model,
+        are_stages=(STAGES, STAGES),
+        nodes={"prefill-0": 2, "decode-0": 2},
+        transport="ucx",
+        speculative_config=json.dumps(told),
     )
 
 

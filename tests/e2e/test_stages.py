@@ -16,6 +16,7 @@ from tests.e2e.wide import WideCluster, check
 from tests.models import build_tiny_model
 from tests.reference import greedy_tokens
 from tests.unit.engine.families.catalogue import CASES
+from tests.unit.engine.rank_drafts import config_of
 
 STAGES, RANKS = True, False
 ALIKE = ["--disable-hybrid-kv-cache-manager"]
@@ -140,3 +141,22 @@ async def test_first_stages_draft_and_what_drafters_keep_is_handed_over(
     assert totals["decode-0"].refused_handoffs == 0
     assert totals["decode-0"].accepted_tokens > len(answers) * 16
     assert totals["decode-0"].accepted_tokens > 0.9 * totals["decode-0"].drafted_tokens
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("prefill", "decode"), [(2, 1), (1, 2)])
+@pytest.mark.parametrize("name", ["qwen3_next", "deepseek_v3"])
+async def test_a_model_s_own_layer_drafts_in_first_stages(name: str, prefill: int, decode: int, tmp_path: Path) -> None:
+    """Its keys and values, or latents, are handed over beside the model's, and the states of a hybrid."""
+    config = config_of(name, tmp_path / "checkpoint", layers=8)
+    drafting = json.dumps({"method": "mtp", "enable_adaptive_verification": False})
+    await check(
+        tmp_path,
+        prefill=prefill,
+        decode=decode,
+        model=config.model,
+        are_stages=(STAGES, STAGES),
+        flags=["--block-size", "32"],
+        speculative_config=drafting,
+        max_model_len=256,
+    )
