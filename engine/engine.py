@@ -308,13 +308,11 @@ class Engine:
         drafting, runner, finish = self._drafting, self._runner, partial(self._sampled, chunks, ordered)
         with self._lockstep.turn():
             self._lockstep.execute(runner, packed)
-            if drafting is None:
-                return staged.launched(packed.size, finish)
-            if self._ranks.stage.is_apart:  # nothing comes whose results could be waited for
+            if drafting is not None and self._ranks.stage.is_apart:  # nothing comes whose results could be waited for
                 inputs = drafting.inputs_of(runner, packed)
                 return drafting.behind(runner, staged.launched(packed.size, finish), chunks, ordered, packed, inputs)
-            later = drafting.later(runner, chunks, ordered, packed)
-        return staged.launched(packed.size, finish, later.drafted)
+            draft = None if drafting is None else drafting.later(runner, chunks, ordered, packed).drafted
+        return staged.launched(packed.size, finish, draft)
 
     def _sampled(self, chunks: list[Chunk], ordered: list[Chunk], logits: torch.Tensor | None) -> Pass:
         """Start sampling, and score what the logits of prompts are wanted for."""
