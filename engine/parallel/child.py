@@ -41,6 +41,11 @@ class Child:
         code = self._process.poll()
         return ("", False) if code is None else (f"{self.name} ended with {described(code)}", True)
 
+    @property
+    def left_well(self) -> bool:
+        """True once it ended as its leader's connections did."""
+        return self._process.poll() == 0
+
     def end(self) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(END_S)

@@ -119,10 +119,10 @@ class Followers:
                 return
             waiting.has_loaded.wait(LOOK_S)
 
-    def close(self) -> None:
-        """End the followers."""
+    def close(self, *, is_well: bool = True) -> None:
+        """End the followers; not `is_well`: whoever started those of other nodes is to start them again."""
         if hasattr(self, "group"):
-            self.group.dismiss()
+            self.group.dismiss(is_well=is_well and not self.problem())
             self.group.leave()
         for follower in self._followers:
             follower.leave()

@@ -12,8 +12,10 @@ LINE = 64  # bytes of a cache line: each process's words have their own
 # Words of a process's line: the number that it posted last and the kind of each of its last two operations, its beats, and the
 # first three again for the group of its stage.
 NUMBER, KIND, BEATS, OF_A_STAGE = 0, 1, 3, 4
-# Words of all: the number of a process that computes no more, plus 1, and whether the leader outlives the others.
+# Words of all: the number of a process that computes no more, plus 1, and whether the leader outlives the others: well, or since
+# one of them was lost.
 LEFT, DISMISSED = 0, 1
+WELL, AFTER_A_LOSS = 1, 2
 GROUP_SLOT_BYTES = 4 << 20
 
 # A ring's slots. Words of its head: slots written, and read, since it began.

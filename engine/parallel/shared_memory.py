@@ -19,7 +19,18 @@ import torch
 from engine.parallel import layout
 from engine.parallel.device_ring import DeviceRing, Signals
 from engine.parallel.group import RankLostError
-from engine.parallel.layout import BEATS, DISMISSED, GROUP_SLOT_BYTES, KIND, LEFT, NUMBER, OF_A_STAGE, line_of
+from engine.parallel.layout import (
+    AFTER_A_LOSS,
+    BEATS,
+    DISMISSED,
+    GROUP_SLOT_BYTES,
+    KIND,
+    LEFT,
+    NUMBER,
+    OF_A_STAGE,
+    WELL,
+    line_of,
+)
 from engine.parallel.stage import Lane, Ring, Stage
 
 LONGEST_WAIT_S = 60.0  # a living rank that comes later counts as hanging
@@ -159,9 +170,9 @@ class SharedMemoryGroup:
         """The beats of a rank; 0 until it begins."""
         return self._words[line_of(rank) + BEATS]
 
-    def dismiss(self) -> None:
-        """Tell the others that this rank, the leader, outlives them."""
-        self._words[line_of(self._all) + DISMISSED] = 1
+    def dismiss(self, *, is_well: bool = True) -> None:
+        """Tell the others that this rank, the leader, outlives them; not `is_well`: it ends, too, since one was lost."""
+        self._words[line_of(self._all) + DISMISSED] = WELL if is_well else AFTER_A_LOSS
 
     @property
     def is_dismissed(self) -> bool:

@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Sequence
 
 import msgspec
@@ -30,6 +31,7 @@ from worker.worker import EXIT_DEVICE_BROKEN
 log = logging.getLogger("baton.nodes")
 
 LOOK_S = 0.05
+TOLD_S = 5.0
 
 
 def serve_node(settings: WorkerServiceSettings, nodes: Nodes) -> int:
@@ -104,7 +106,7 @@ def _until_the_end(bridged: Bridged, children: dict[int, Child], node: int) -> i
     while (about_all := bridged.said_of(EVERYBODY)) is None:
         for rank, child in children.items():
             words, _ = child.ended()
-            if words:
+            if words and not (child.left_well and _is_told(bridged)):
                 said = words.replace(f"(pid {child.pid})", f"(pid {child.pid} on node {node})")
                 log.critical("ranks.lost", extra={"reason": said})
                 bridged.say(rank, said)
@@ -114,6 +116,16 @@ def _until_the_end(bridged: Bridged, children: dict[int, Child], node: int) -> i
         log.critical("node.lost", extra={"reason": about_all})
         return EXIT_DEVICE_BROKEN
     return 0
+
+
+def _is_told(bridged: Bridged) -> bool:
+    """Wait for the bridge to say that the leader ended, as a process that left well knows already; False if it doesn't."""
+    until = time.monotonic() + TOLD_S
+    while bridged.said_of(EVERYBODY) is None:
+        if time.monotonic() > until:
+            return False
+        time.sleep(LOOK_S)
+    return True
 
 
 def _end(ends: Sequence[socket.socket], children: Sequence[Child]) -> None:

@@ -129,6 +129,7 @@ async def led(settings: WorkerServiceSettings, worker: str, stopping: asyncio.Ev
         joined=joined,
         bridge=bridge,
     )
+    is_well = False
     log.info("ranks.started", extra={"ranks": settings.processes, "pids": followers.pids})
     # Further ranks begin with the processors that this one was allowed, and choose theirs among them.
     if settings.processor == "cpu" and (own := stay_near(0, settings.processes_here)):
@@ -140,9 +141,10 @@ async def led(settings: WorkerServiceSettings, worker: str, stopping: asyncio.Ev
             ranks = replace(ranks, held_back=partial(held_back, followers.group, settings.processor))
         transport = RankedTransport(transport, followers.channels)
         yield Led(ranks, transport, followers)
+        is_well = True
     finally:
         await transport.close()
-        await asyncio.to_thread(followers.close)
+        await asyncio.to_thread(followers.close, is_well=is_well)
 
 
 def asked_of(settings: WorkerServiceSettings, worker: str, *, first: int | None = None) -> Asked:

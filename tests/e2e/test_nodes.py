@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 
 from common import subjects
 from common.messages import frame_decoder
+from common.words import WorkerStatus
 from tests.e2e.asking import all_idle, complete, until, watching
 from tests.e2e.wide import WideCluster, check, ended
 from tests.models import build_tiny_model
@@ -32,7 +34,44 @@ STAGES, RANKS = True, False
 
 
 async def test_stages_on_two_nodes_hand_over_to_one_process(tmp_path: Path) -> None:
-    await check(tmp_path, prefill=2, decode=1, are_stages=(STAGES, RANKS), nodes={"prefill-0": 2}, transport="ucx")
+    """Each node has the model in a folder of its own."""
+    model, name = build_tiny_model(tmp_path / "llama", "llama"), "prefill-0"
+    copy = shutil.copytree(model, tmp_path / "another host" / "llama")
+    await check(
+        tmp_path,
+        prefill=2,
+        decode=1,
+        model=model,
+        are_stages=(STAGES, RANKS),
+        nodes={name: 2},
+        others={f"{name}.1": ("tiny", copy)},
+        transport="ucx",
+    )
+
+
+@pytest.mark.long
+async def test_stages_on_two_nodes_sleep_and_wake_together(tmp_path: Path) -> None:
+    model, name = build_tiny_model(tmp_path / "llama", "llama"), "worker-0"
+    async with (
+        WideCluster(
+            tmp_path / "run",
+            model=model,
+            depths={name: 2},
+            nodes={name: 2},
+            decode=0,
+            prefill=0,
+            both=1,
+            transport="ucx",
+        ) as cluster,
+        watching(cluster) as (_, peers),
+        httpx.AsyncClient(base_url=cluster.url, timeout=120) as client,
+    ):
+        answers = [await complete(client, PROMPTS[0], max_tokens=NEW_TOKENS)]
+        for number, status in ((signal.SIGUSR1, WorkerStatus.SLEEPING), (signal.SIGUSR2, WorkerStatus.READY)) * 2:
+            cluster.processes[name].send_signal(number)
+            await until(peers, lambda states, its=status: [state.status for state in states] == [its])  # type: ignore[misc]
+        answers += [await complete(client, PROMPTS[0], max_tokens=NEW_TOKENS)]
+    assert [answer["tokens"] for answer in answers] == greedy_tokens(model, PROMPTS[:1], NEW_TOKENS) * 2
 
 
 @pytest.mark.long
@@ -159,6 +198,22 @@ async def test_a_worker_ends_with_a_node_and_its_requests_are_done_elsewhere(
     assert codes == (point.leader, point.node)
     assert re.search(point.said.format(stage=stage, **{"own bridge": own}), said), said
     assert [answer["tokens"] for answer in answers] == greedy_tokens(model, PROMPTS, NEW_TOKENS)
+
+
+@pytest.mark.long
+async def test_all_nodes_end_as_after_a_loss_when_one_of_them_is_lost(tmp_path: Path) -> None:
+    """So whoever starts what failed starts all of them again."""
+    model, name = build_tiny_model(tmp_path / "llama", "llama", num_hidden_layers=3), "worker-0"
+    async with WideCluster(
+        tmp_path / "run", model=model, depths={name: 3}, nodes={name: 3}, decode=0, prefill=0, both=1, transport="ucx"
+    ) as cluster:
+        (stage,) = children_of(cluster.processes[f"{name}.1"].pid, "services.rank")
+        os.kill(stage, signal.SIGKILL)
+        async with asyncio.timeout(BOUND_S):
+            codes = [await cluster.processes[one].wait() for one in (name, f"{name}.1", f"{name}.2")]
+        said = (cluster.folder / f"{name}.2.log").read_text()
+    assert codes == [LOST, LOST, LOST]
+    assert "node 0 (127.0.0.1) " in said
 
 
 @pytest.mark.long

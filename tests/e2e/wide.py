@@ -55,6 +55,8 @@ class WideCluster(Cluster):
         if name in self._meetings:
             count, port = self._meetings[name]
             ranks += ["--nnodes", f"{count}:{number or 0}@127.0.0.1:{port}"]
+            if number:  # of a model in a folder of its own
+                ranks += ["--model", str(self._others[f"{name}.{number}"][1])] if self._others else []
         return [*super()._worker_flags(name), *ranks, *self._more]
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from engine.parallel.layout import AFTER_A_LOSS, WELL
 from engine.parallel.nodes.bridged import EVERYBODY, said, words_in
 from engine.parallel.nodes.mirror import HEAD, Frame, Kind, Mirror, frame
 from engine.parallel.nodes.wire import fill, receive_message, send_message
@@ -157,7 +158,8 @@ def _lose(side: Side, reason: str, parent: socket.socket) -> None:
     """Tell of a lost host, once: first the parent, so that whoever hears that a process left can ask it why."""
     if not side.is_lost:
         side.is_lost = True
-        _tell(parent, EVERYBODY, "" if side.mirror.is_dismissed else f"{side.name} is lost: {reason}")
+        ends = {WELL: "", AFTER_A_LOSS: f"{side.name} ended, since it lost another process"}
+        _tell(parent, EVERYBODY, ends.get(side.mirror.dismissed, f"{side.name} is lost: {reason}"))
         side.mirror.leave()
 
 

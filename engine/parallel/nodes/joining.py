@@ -96,7 +96,7 @@ class Meeting:
     def __init__(self, host: str, port: int, key: bytes, places: Places, facts: Mapping[str, str]) -> None:
         """Listen. Raises OSError."""
         self._key, self._places, self._facts = key, places, facts
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        family, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         self._port = socket.create_server((host, port), family=family, backlog=MOST_GREETED)
         self._port.settimeout(LOOK_S)
         self._joined: dict[int, Joined] = {}
@@ -133,19 +133,20 @@ class Meeting:
             greet(tuned(end), self._key)
             end.settimeout(GREETING_S)
             hello = msgspec.json.decode(receive_message(end), type=Hello)
-            reason = self._taken(hello, end, address)
+            reason = self._checked(hello, end, address)
             send_message(end, reason.encode())
             if reason:
                 raise RefusedError(reason)
             end.settimeout(None)
+            self._keep(hello, end)
         except (OSError, msgspec.MsgspecError) as error:
             log.warning("node.refused", extra={"address": address, "reason": str(error)})
             end.close()
         finally:
             self._room.release()
 
-    def _taken(self, hello: Hello, end: socket.socket, address: str) -> str:
-        """Keep a connection; return the reason if it is refused."""
+    def _checked(self, hello: Hello, end: socket.socket, address: str) -> str:
+        """Keep a bridge's connection, which its links refer to; return the reason if one is refused."""
         with self._changing:
             here = self._joined.get(hello.node)
             if hello.kind == BRIDGE:
@@ -163,8 +164,14 @@ class Meeting:
                 return "it has not joined, or joins again"
             if hello.rank not in self._places.on(hello.node):
                 return f"process {hello.rank} is not one of node {hello.node}'s"
-            kept[hello.rank] = end
             return ""
+
+    def _keep(self, hello: Hello, end: socket.socket) -> None:
+        """Keep a link or a channel, once nothing more of joining is said on it: from then on all may be here."""
+        with self._changing:
+            here = self._joined.get(hello.node)
+            if here is not None and here.session == hello.session and hello.kind != BRIDGE:
+                {LINK: here.links, CHANNEL: here.channels}[hello.kind][hello.rank] = end
 
     def _differs(self, hello: Hello) -> str:
         theirs = hello.facts
@@ -210,7 +217,9 @@ class Meeting:
 def join(
     host: str, port: int, key: bytes, node: int, places: Places, facts: Mapping[str, str], is_over: Callable[[], bool]
 ) -> Joined | None:
-    """Join as another node, and wait until all have; None once `is_over()`. Raises DiffersError, RefusedError, OSError.
+    """Join as another node; return the connections to node 0 once all have joined, None once `is_over()`.
+
+    Raises DiffersError, RefusedError, OSError.
 
     Node 0 may start later: what does not answer is tried again.
     """
@@ -226,7 +235,7 @@ def join(
             has_waited = True
             time.sleep(AGAIN_S)
             continue
-        joined = Joined(node, host, session, bridge)
+        joined = Joined(0, host, session, bridge)
         try:
             _say(bridge, Hello(node=node, session=session, kind=BRIDGE, facts=dict(facts)))
             for rank in places.on(node):

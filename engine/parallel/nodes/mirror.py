@@ -15,6 +15,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from engine.parallel.layout import (
+    AFTER_A_LOSS,
     BEATS,
     DISMISSED,
     GROUP_SLOT_BYTES,
@@ -26,6 +27,7 @@ from engine.parallel.layout import (
     READ,
     SLOT_BYTES,
     SLOTS,
+    WELL,
     WRITTEN,
     line_of,
     missed_from,
@@ -188,8 +190,10 @@ class Mirror:
         self._words[line_of(self._size) + LEFT] = number
 
     def _take_dismissed(self, index: int, count: int, number: int, fill: Fill) -> None:
+        if number not in (WELL, AFTER_A_LOSS):
+            raise _stray(Kind.DISMISSED, index, count, number)
         self._told.add(Kind.DISMISSED)
-        self._words[line_of(self._size) + DISMISSED] = 1
+        self._words[line_of(self._size) + DISMISSED] = number
 
     def _take_missed(self, index: int, count: int, number: int, fill: Fill) -> None:
         self._missed[index * LINE : (index + 1) * LINE] = _read(count, fill)
@@ -207,13 +211,13 @@ class Mirror:
     def leave(self) -> None:
         """Tell the processes here that no more comes from there; without the leader, also that it is over."""
         words, line = self._words, line_of(self._size)
-        words[line + DISMISSED] = words[line + DISMISSED] or int(0 in self._theirs)
+        words[line + DISMISSED] = words[line + DISMISSED] or (AFTER_A_LOSS if 0 in self._theirs else 0)
         words[line + LEFT] = words[line + LEFT] or self._theirs[0] + 1
 
     @property
-    def is_dismissed(self) -> bool:
-        """True once the leader ends all."""
-        return bool(self._words[line_of(self._size) + DISMISSED])
+    def dismissed(self) -> int:
+        """WELL or AFTER_A_LOSS once the leader ends all."""
+        return self._words[line_of(self._size) + DISMISSED]
 
 
 class _Ring:
