@@ -1,6 +1,7 @@
 """Baton beside llama-server on the same file, by HTTP, in turn: as a person who has one of them on a laptop finds them.
 
     python -m benchmarks.cpu.beside_llama_server --server PATH/llama-server --out benchmarks/results
+    ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 python -m benchmarks.cpu.beside_llama_server …     Baton by AVX2
 
 `--server` is llama.cpp's, which has no package that pip installs: its source is in that of llama-cpp-python
 (`pip download --no-binary :all: --no-deps llama-cpp-python`, then `vendor/llama.cpp`, `cmake -B build` and
@@ -57,10 +58,11 @@ def main(arguments: Sequence[str]) -> int:
         rounds.append(measured)
         print(f"round {number + 1} of {options.rounds}: {json.dumps(measured)}", file=sys.stderr, flush=True)
     facts = describe("benchmarks.cpu.beside_llama_server", arguments, torch.device("cpu"))
-    facts |= {"model": file.name, "threads": str(options.threads), "load": f"{os.getloadavg()[1]:.1f} in five minutes"}
+    facts |= {"model": file.name, "threads": str(options.threads), "load": f"{os.getloadavg()[0]:.1f} in a minute"}
     page = None
     if options.out is not None:
         title, stem = "A model in four bits beside llama-server, by HTTP", "small-machines-http"
+        stem += "-avx2" if os.environ.get("ATEN_CPU_CAPABILITY") == "avx2" else ""
         page = ResultsPage(options.out, stem, title=title, facts=facts, notes=notes_of(stem))
     for result in _results(rounds):
         print(f"{result.name:44} {result.value:9.3f} {result.unit}", flush=True)
