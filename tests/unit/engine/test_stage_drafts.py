@@ -124,7 +124,7 @@ def test_all_ways_to_sample_and_a_grammar_are_drafted_behind(tmp_path: Path) -> 
 def test_passes_and_drafts_take_turns(tmp_path: Path) -> None:
     """The first pass is drafted behind when the second one has been launched, although its results are known before."""
     stages = engine_of_stages(config_of("eagle3", tmp_path, layers=7), 2)
-    wants, reads, executed = threading.Event(), threading.Event(), list[Packed]()
+    begins, wants, reads, executed = threading.Event(), threading.Event(), threading.Event(), list[Packed]()
     generator, sequence = Generator(stages), new_sequence("a", [5 + 7 * at % 90 for at in range(40)])
     assert stages._head is not None
     execute, turn, read = stages._runner.execute, stages._lockstep.turn, stages._head.read
@@ -132,6 +132,7 @@ def test_passes_and_drafts_take_turns(tmp_path: Path) -> None:
     def executing(packed: Packed) -> torch.Tensor | None:
         executed.append(packed)
         if len(executed) == 2:
+            begins.set()
             assert wants.wait(PATIENCE_S)
             assert not reads.wait(NOT_YET_S)
         return execute(packed)
@@ -139,6 +140,7 @@ def test_passes_and_drafts_take_turns(tmp_path: Path) -> None:
     @contextmanager
     def a_turn() -> Iterator[None]:
         if threading.current_thread() is not threading.main_thread():
+            assert begins.wait(PATIENCE_S), "between two launches it would have its turn at once"
             wants.set()
         with turn():
             yield
