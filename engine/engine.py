@@ -169,6 +169,7 @@ class Engine:
         self._decoder.weights.settle()
         self._runner = self._new_runner(self._decoder)
         with self._lockstep.meeting():
+            sizes = self._runner.capturable(sizes)
             self._captured = worth_capturing(
                 sizes, self.launch, self.layout, vocab_size=self.vocab_size, exchange=self._ranks.exchange
             )

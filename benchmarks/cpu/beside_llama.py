@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
-import os
 import random
 import resource
 import statistics
@@ -26,8 +25,8 @@ from typing import Any
 import torch
 
 from benchmarks.cpu.__main__ import BATCHES, CONTEXT, PROMPT, STEPS, measured
+from benchmarks.cpu.beside import report
 from benchmarks.environment import describe
-from benchmarks.results_format import Result, ResultsPage
 from services.runtime.models.packaged import fetched
 from tests.real import packages
 from tests.real.llama_cpp import Batch, library_of, set_field
@@ -59,33 +58,9 @@ def main(arguments: Sequence[str]) -> int:
         "threads": str(options.threads),
         "instructions": torch.backends.cpu.get_cpu_capability(),
     }
-    page = None
-    if options.out is not None:
-        stem = "small-machines" + ("-avx2" if os.environ.get("ATEN_CPU_CAPABILITY") == "avx2" else "")
-        page = ResultsPage(options.out, stem, title="A model in four bits beside llama.cpp, on a CPU", facts=facts)
-    for result in _results(rounds):
-        print(f"{result.name:32} {result.value:9.3f} {result.unit}", flush=True)
-        if page is not None:
-            page.add(result)
+    title = "A model in four bits beside llama.cpp, on a CPU"
+    report(rounds, "llama.cpp", REACH, out=options.out, stem="small-machines", title=title, facts=facts)
     return 0
-
-
-def _results(rounds: list[dict[str, dict[str, float]]]) -> list[Result]:
-    """Medians of each cell, and of the ratio in each round."""
-    found = []
-    for name in rounds[0]["llama.cpp"]:
-        is_memory = name == "peak, MB"
-        each = {who: [one[who][_ours(name, one[who])] for one in rounds] for who in ("baton", "llama.cpp")}
-        ratio = statistics.median(a / b for a, b in zip(each["baton"], each["llama.cpp"], strict=True))
-        better, unit = ("lower", "MB") if is_memory else ("higher", "tokens/s")
-        found.append(Result(name=f"{name}: ratio", value=ratio, unit="times", better=better, target=REACH.get(name)))
-        for who, values in each.items():
-            found.append(Result(name=f"{name}, {who}", value=statistics.median(values), unit=unit, better=better))
-    return found
-
-
-def _ours(name: str, cells: dict[str, float]) -> str:
-    return next(cell for cell in cells if cell.startswith(name))
 
 
 def _alone(who: str, file: Path, threads: int) -> dict[str, float]:

@@ -30,8 +30,8 @@ import httpx
 import psutil
 import torch
 
+from benchmarks.cpu.beside import report
 from benchmarks.environment import ROOT, describe
-from benchmarks.results_format import Result, ResultsPage, notes_of
 from services.runtime.models.packaged import fetched
 from services.runtime.servers import free_port
 
@@ -59,30 +59,9 @@ def main(arguments: Sequence[str]) -> int:
         print(f"round {number + 1} of {options.rounds}: {json.dumps(measured)}", file=sys.stderr, flush=True)
     facts = describe("benchmarks.cpu.beside_llama_server", arguments, torch.device("cpu"))
     facts |= {"model": file.name, "threads": str(options.threads), "load": f"{os.getloadavg()[0]:.1f} in a minute"}
-    page = None
-    if options.out is not None:
-        title, stem = "A model in four bits beside llama-server, by HTTP", "small-machines-http"
-        stem += "-avx2" if os.environ.get("ATEN_CPU_CAPABILITY") == "avx2" else ""
-        page = ResultsPage(options.out, stem, title=title, facts=facts, notes=notes_of(stem))
-    for result in _results(rounds):
-        print(f"{result.name:44} {result.value:9.3f} {result.unit}", flush=True)
-        if page is not None:
-            page.add(result)
+    title = "A model in four bits beside llama-server, by HTTP"
+    report(rounds, "llama-server", REACH, out=options.out, stem="small-machines-http", title=title, facts=facts)
     return 0
-
-
-def _results(rounds: list[dict[str, dict[str, float]]]) -> list[Result]:
-    """Medians of each cell, and of what Baton has of llama-server's rate in each round."""
-    found = []
-    for name in rounds[0]["baton"]:
-        each = {who: [one[who][name] for one in rounds] for who in rounds[0]}
-        is_time = name.endswith(" s")
-        better, unit = ("lower", "s") if is_time else ("higher", "tokens/s")
-        ratio = statistics.median(a / b for a, b in zip(each["baton"], each["llama-server"], strict=True))
-        found.append(Result(name=f"{name}: ratio", value=ratio, unit="times", better=better, target=REACH.get(name)))
-        for who, values in each.items():
-            found.append(Result(name=f"{name}, {who}", value=statistics.median(values), unit=unit, better=better))
-    return found
 
 
 @dataclass(frozen=True, slots=True)

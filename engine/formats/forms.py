@@ -138,7 +138,4 @@ def over_ranks(x: Added, dtype: torch.dtype) -> torch.Tensor | None:
 
 def summed(x: Added, residual: torch.Tensor) -> torch.Tensor:
     """Return residual + x [T, E] in residual's dtype."""
-    x = over_ranks(x, residual.dtype)
-    if x is None:
-        return residual
-    return residual + total_of(x, residual.dtype)
+    return residual if x is None else residual + total_of(x, residual.dtype)

@@ -12,6 +12,11 @@ class RankLostError(RuntimeError):
     """A rank ended, hangs or is out of step. No further pass of its group can be computed."""
 
 
+def sent_nothing(missing: object, rank: int) -> str:
+    """The words about a rank, or several, that another one's device waited for in vain."""
+    return f"rank {missing} sent nothing to rank {rank} in time: what was computed since is wrong"
+
+
 class Group(Protocol):
     """The ranks that compute one model together, seen by one of them.
 

@@ -18,7 +18,7 @@ import torch
 
 from engine.parallel import layout
 from engine.parallel.device_ring import DeviceRing, Signals
-from engine.parallel.group import RankLostError
+from engine.parallel.group import RankLostError, sent_nothing
 from engine.parallel.layout import (
     AFTER_A_LOSS,
     BEATS,
@@ -113,9 +113,7 @@ class SharedMemoryGroup:
             first = process // self.size * self.size
             for rank in range(self.size):
                 if self._missed[process * layout.LINE // 4 + rank]:
-                    return (
-                        f"rank {first + rank} sent nothing to rank {process} in time: what was computed since is wrong"
-                    )
+                    return sent_nothing(first + rank, process)
         return ""
 
     def all_reduce(self, partial: torch.Tensor) -> torch.Tensor:

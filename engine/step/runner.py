@@ -196,15 +196,7 @@ class Runner:
 
     def empty_passes(self, sizes: SequenceOf[GraphSize]) -> Iterator[tuple[GraphSize, ForwardBatch]]:
         """The inputs of passes of these sizes, those with the largest results first; each replaces those of the one before."""
-        # MLA prefill needs block tables, and captured graphs have none for prompts.
-        in_bulk = all(
-            shape.forms is None
-            and copies_in_bulk(
-                torch.empty((0, shape.heads.head_dim), dtype=self._decoder.weights.dtype, device=self._device)
-            )
-            for shape in self.limits.attention
-        )
-        wanted = [size for size in sizes if not size.prompts or in_bulk]
+        wanted = self.capturable(sizes)
         between, most = self._between, max((size.tokens for size in wanted), default=0)
         if between is not None:
             between.reserve(most)
@@ -212,6 +204,20 @@ class Runner:
             packed = self._empty_pass(graph)
             batch = batch_of(packed.size, packed.layout, self._upload(packed.words), self._newest)
             yield graph, batch if between is None else between.captured(batch)
+
+    def capturable(self, sizes: SequenceOf[GraphSize]) -> list[GraphSize]:
+        """The sizes without those that are never captured: with prompts, unless attention uses TMA, and with MLA.
+
+        MLA prefill needs block tables, and captured graphs have none for prompts.
+        """
+        in_bulk = all(
+            shape.forms is None
+            and copies_in_bulk(
+                torch.empty((0, shape.heads.head_dim), dtype=self._decoder.weights.dtype, device=self._device)
+            )
+            for shape in self.limits.attention
+        )
+        return [size for size in sizes if not size.prompts or in_bulk]
 
     def _empty_pass(self, graph: GraphSize) -> Packed:
         return Packed.empty(graph_size(graph, self.limits))

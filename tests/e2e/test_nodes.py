@@ -33,6 +33,14 @@ NEW_TOKENS = 60
 STAGES, RANKS = True, False
 
 
+def _worker_of_both_roles(folder: Path, name: str, model: Path, nodes: int = 2) -> WideCluster:
+    """A cluster of one worker, with a stage on each node."""
+    sizes = {name: nodes}
+    return WideCluster(
+        folder / "run", model=model, depths=sizes, nodes=sizes, decode=0, prefill=0, both=1, transport="ucx"
+    )
+
+
 async def test_stages_on_two_nodes_hand_over_to_one_process(tmp_path: Path) -> None:
     """Each node has the model in a folder of its own."""
     model, name = build_tiny_model(tmp_path / "llama", "llama"), "prefill-0"
@@ -53,16 +61,7 @@ async def test_stages_on_two_nodes_hand_over_to_one_process(tmp_path: Path) -> N
 async def test_stages_on_two_nodes_sleep_and_wake_together(tmp_path: Path) -> None:
     model, name = build_tiny_model(tmp_path / "llama", "llama"), "worker-0"
     async with (
-        WideCluster(
-            tmp_path / "run",
-            model=model,
-            depths={name: 2},
-            nodes={name: 2},
-            decode=0,
-            prefill=0,
-            both=1,
-            transport="ucx",
-        ) as cluster,
+        _worker_of_both_roles(tmp_path, name, model) as cluster,
         watching(cluster) as (_, peers),
         httpx.AsyncClient(base_url=cluster.url, timeout=120) as client,
     ):
@@ -204,9 +203,7 @@ async def test_a_worker_ends_with_a_node_and_its_requests_are_done_elsewhere(
 async def test_all_nodes_end_as_after_a_loss_when_one_of_them_is_lost(tmp_path: Path) -> None:
     """So whoever starts what failed starts all of them again."""
     model, name = build_tiny_model(tmp_path / "llama", "llama", num_hidden_layers=3), "worker-0"
-    async with WideCluster(
-        tmp_path / "run", model=model, depths={name: 3}, nodes={name: 3}, decode=0, prefill=0, both=1, transport="ucx"
-    ) as cluster:
+    async with _worker_of_both_roles(tmp_path, name, model, nodes=3) as cluster:
         (stage,) = children_of(cluster.processes[f"{name}.1"].pid, "services.rank")
         os.kill(stage, signal.SIGKILL)
         async with asyncio.timeout(BOUND_S):
@@ -221,16 +218,7 @@ async def test_a_drained_worker_ends_on_all_nodes_and_starts_again(tmp_path: Pat
     """SIGTERM goes to all pods of a group at a time: the further node stays until the leader has drained."""
     model, name = build_tiny_model(tmp_path / "llama", "llama"), "worker-0"
     async with (
-        WideCluster(
-            tmp_path / "run",
-            model=model,
-            depths={name: 2},
-            nodes={name: 2},
-            decode=0,
-            prefill=0,
-            both=1,
-            transport="ucx",
-        ) as cluster,
+        _worker_of_both_roles(tmp_path, name, model) as cluster,
         httpx.AsyncClient(base_url=cluster.url, timeout=120) as client,
     ):
         asking = [asyncio.create_task(complete(client, prompt, max_tokens=NEW_TOKENS)) for prompt in PROMPTS]

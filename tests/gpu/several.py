@@ -25,6 +25,11 @@ def devices(apart: bool, size: int = 2) -> list[int]:
     return list(range(size)) if apart else [0] * size
 
 
+def cards_of(size: int = 2) -> list[int]:
+    """A card for each process if there are as many, or one for all."""
+    return devices(torch.cuda.device_count() >= size, size)
+
+
 def model_of(name: str, folder: Path, layers: int = 0) -> tuple[Path, int | None]:
     """A family's checkpoint, with so many layers if they are given, and the longest sequence that is tried."""
     case = next(case for case in CASES if case.name == name)

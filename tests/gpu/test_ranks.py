@@ -7,8 +7,6 @@ On one card the processes take turns by the driver's time slices: what is checke
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,17 +23,11 @@ from tests.unit.engine.rank_drafts import SHORT, config_of, drafted
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.usefixtures("freed"),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
 FAMILIES = ("llama", "gpt_oss", "deepseek_v3", "qwen3_next")
-
-
-@pytest.fixture(autouse=True)
-def freed() -> Iterator[None]:
-    yield
-    gc.collect()
-    torch.cuda.empty_cache()
 
 
 @BOTH

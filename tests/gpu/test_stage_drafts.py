@@ -7,11 +7,9 @@ On one card the processes take turns, as in `test_stages`.
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +21,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.parallel.group import RankLostError
 from tests.e2e.wide import check
-from tests.gpu.several import BOTH, devices
+from tests.gpu.several import BOTH, cards_of, devices
 from tests.models import build_tiny_model
 from tests.unit.engine.drafters import drafter
 from tests.unit.engine.drafts import new_sequences
@@ -32,6 +30,7 @@ from tests.unit.engine.rank_drafts import config_of, drafted, streamed
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.usefixtures("freed"),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
@@ -45,17 +44,6 @@ DRAFTERS = [
     ("deepseek_v3", 5),
     ("qwen3_next", 8),
 ]
-
-
-@pytest.fixture(autouse=True)
-def freed() -> Iterator[None]:
-    yield
-    gc.collect()
-    torch.cuda.empty_cache()
-
-
-def _cards(size: int = 2) -> list[int]:
-    return devices(torch.cuda.device_count() >= size, size)
 
 
 def _config(name: str, folder: Path, layers: int) -> EngineConfig:
@@ -83,7 +71,7 @@ def test_the_first_stage_drafts_what_one_process_does(name: str, layers: int, ap
 def test_the_first_of_three_stages_drafts(name: str, tmp_path: Path) -> None:
     alone = _config(name, tmp_path, 7)
     wanted = _said(Engine(alone))
-    with leading(_cards(3), are_stages=True) as ranks:
+    with leading(cards_of(3), are_stages=True) as ranks:
         assert _said(Engine(alone, ranks=ranks)) == wanted
 
 
@@ -91,13 +79,13 @@ def test_the_first_of_three_stages_drafts(name: str, tmp_path: Path) -> None:
 def test_ranks_of_the_first_stage_draft_together(name: str, layers: int, tmp_path: Path) -> None:
     alone = _config(name, tmp_path, layers)
     wanted = _said(Engine(alone))
-    with leading(_cards(4), are_stages=True, width=2) as ranks:
+    with leading(cards_of(4), are_stages=True, width=2) as ranks:
         assert _said(Engine(replace(alone, tensor_parallel_size=2), ranks=ranks)) == wanted
 
 
 def test_a_stage_that_ends_while_the_first_one_drafts_is_named(tmp_path: Path) -> None:
     alone = _config("eagle3", tmp_path, 7)
-    with leading(_cards(), are_stages=True) as ranks:
+    with leading(cards_of(), are_stages=True) as ranks:
         engine = Engine(alone, ranks=ranks)
         generator, sequences = Generator(engine), new_sequences()
         for sequence in sequences:

@@ -8,11 +8,9 @@ On one card the processes take turns by the driver's time slices: what is checke
 from __future__ import annotations
 
 import contextlib
-import gc
 import mmap
 import os
 import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,7 +28,7 @@ from engine.parallel.ranks import Ranks
 from engine.parallel.shared_memory import SharedMemoryGroup
 from kvtransfer.cuda.signals import StreamSignals
 from tests.e2e.wide import check
-from tests.gpu.several import BOTH, PROMPTS, config, devices, generated, model_of
+from tests.gpu.several import BOTH, PROMPTS, cards_of, config, devices, generated, model_of
 from tests.unit.engine.drafts import Drafts
 from tests.unit.engine.families.case import Case
 from tests.unit.engine.generate import Generator, new_sequence, said_in_flight, scored
@@ -39,6 +37,7 @@ from tests.unit.engine.streams import decoded
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.usefixtures("freed"),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
@@ -50,17 +49,6 @@ PLACES = pytest.mark.parametrize("places", ["0 0 0 0", "0 0 1 1", "0 1 0 1", "0 
 HANDOVERS = [((True, True), 2, 1), ((True, True), 1, 2), ((True, True), 2, 2), ((True, False), 2, 2)]
 KINDS = [("gpt_oss", 6, ["--block-size", "8"]), ("deepseek_v3", 5, []), ("qwen3_next", 16, [])]
 GPU = {"device": "cuda:0", "transport": "cuda_ipc", "dtype": "float32"}  # the first of a worker's GPUs
-
-
-@pytest.fixture(autouse=True)
-def freed() -> Iterator[None]:
-    yield
-    gc.collect()
-    torch.cuda.empty_cache()
-
-
-def _cards(size: int = 2) -> list[int]:
-    return devices(torch.cuda.device_count() >= size, size)
 
 
 def _four(places: str) -> list[int]:
@@ -98,7 +86,7 @@ def _said(engine: Engine) -> list[object]:
 def test_three_stages_sample_score_and_verify_what_one_process_does(tmp_path: Path) -> None:
     alone = config("llama", tmp_path, 5, dtype="float32")
     wanted = _said(Engine(alone))
-    with leading(_cards(3), are_stages=True) as ranks:
+    with leading(cards_of(3), are_stages=True) as ranks:
         assert _said(Engine(alone, ranks=ranks)) == wanted
 
 
@@ -116,7 +104,7 @@ def test_two_stages_of_two_ranks_generate_what_one_process_does(
 def test_stages_of_ranks_sample_score_and_verify_what_one_process_does(tmp_path: Path) -> None:
     alone = config("llama", tmp_path, 5, dtype="float32")
     wanted = _said(Engine(alone))
-    with leading(_cards(4), are_stages=True, width=2) as ranks:
+    with leading(cards_of(4), are_stages=True, width=2) as ranks:
         assert _said(Engine(replace(alone, tensor_parallel_size=2), ranks=ranks)) == wanted
 
 
@@ -133,7 +121,7 @@ def test_rows_larger_than_a_ring_arrive_whole(tmp_path: Path) -> None:
         return [generator.run([new_sequence("a", prompt)]) for prompt in prompts]
 
     wanted = said(Engine(alone))
-    with leading(_cards(), are_stages=True) as ranks:
+    with leading(cards_of(), are_stages=True) as ranks:
         assert said(Engine(alone, ranks=ranks)) == wanted
 
 
@@ -143,14 +131,14 @@ async def test_streams_are_in_all_stages_at_a_time(width: int, tmp_path: Path) -
     alone = config("llama", tmp_path, 4, dtype="float32", num_blocks=400, max_sequences=32)
     wanted = await _decoded(Engine(alone))
     assert [len(answer) for answer in wanted] == [9 + 20] * 4 * LEAST_ROWS
-    with leading(_cards(2 * width), are_stages=True, width=width) as ranks:
+    with leading(cards_of(2 * width), are_stages=True, width=width) as ranks:
         assert await _decoded(Engine(replace(alone, tensor_parallel_size=width), ranks=ranks), stages=2) == wanted
 
 
 def test_a_pool_has_as_many_blocks_as_the_stage_with_the_least_room(tmp_path: Path) -> None:
     """Here that is the first one, which has a layer more: each may take 64 MiB."""
     alone = config("llama", tmp_path, 5, dtype="bfloat16", num_blocks=None, kv_memory_bytes=64 << 20)
-    with leading(_cards(), are_stages=True) as ranks:
+    with leading(cards_of(), are_stages=True) as ranks:
         engine = Engine(alone, ranks=ranks)
         assert engine.layout.num_blocks == (64 << 20) // engine.layout.block_bytes
         assert len(Generator(engine).run([new_sequence("a", PROMPTS[2])])[0]) == 12
@@ -159,7 +147,7 @@ def test_a_pool_has_as_many_blocks_as_the_stage_with_the_least_room(tmp_path: Pa
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 def test_pools_of_what_is_free_are_as_large_in_all_stages(tmp_path: Path) -> None:
     alone = config("llama", tmp_path, 4, dtype="bfloat16", num_blocks=None)
-    with leading(_cards(), are_stages=True) as ranks:
+    with leading(cards_of(), are_stages=True) as ranks:
         engine = Engine(alone, ranks=ranks)
         assert engine.kv.nbytes > torch.cuda.get_device_properties(0).total_memory // 2
         assert len(Generator(engine).run([new_sequence("a", PROMPTS[2])])[0]) == 12
@@ -168,7 +156,7 @@ def test_pools_of_what_is_free_are_as_large_in_all_stages(tmp_path: Path) -> Non
 def test_a_pass_apart_is_over_when_it_was_waited_for(tmp_path: Path) -> None:
     """Else costs are those of launching alone: nothing comes from another stage that would tell."""
     alone = config("llama", tmp_path, 4, dtype="bfloat16", num_blocks=400)
-    with leading(_cards(), are_stages=True) as ranks:
+    with leading(cards_of(), are_stages=True) as ranks:
         engine = Engine(alone, ranks=ranks)
         with ranks.stage.apart():
             torch.cuda._sleep(200_000_000)  # the stream of passes is busy for a tenth of a second
@@ -184,7 +172,7 @@ def _process(ranks: Ranks, rank: int = 1) -> int:
 def test_a_killed_stage_is_named(stops: bool, tmp_path: Path) -> None:
     """The streams that wait for it go on, so that the device can be used again."""
     alone = config("llama", tmp_path, 4, dtype="bfloat16")
-    with leading(_cards(), are_stages=True) as ranks:
+    with leading(cards_of(), are_stages=True) as ranks:
         engine = Engine(alone, ranks=ranks)
         generator, sequence = Generator(engine), new_sequence("a", PROMPTS[2], max_tokens=200)
         generator.start(sequence)
@@ -206,7 +194,7 @@ def test_a_killed_stage_is_named(stops: bool, tmp_path: Path) -> None:
 @pytest.mark.parametrize("rank", [1, 2, 3])
 def test_a_killed_rank_of_a_stage_is_named(rank: int, tmp_path: Path) -> None:
     alone = config("llama", tmp_path, 4, dtype="bfloat16", tensor_parallel_size=2)
-    with leading(_cards(4), are_stages=True, width=2) as ranks:
+    with leading(cards_of(4), are_stages=True, width=2) as ranks:
         engine = Engine(alone, ranks=ranks)
         generator, sequence = Generator(engine), new_sequence("a", PROMPTS[2], max_tokens=200)
         generator.start(sequence)
@@ -234,7 +222,7 @@ def test_a_rank_that_another_stage_misses_is_named(tmp_path: Path) -> None:
 
 def test_a_rank_of_another_stage_that_stands_still_is_named(tmp_path: Path) -> None:
     alone = config("llama", tmp_path, 4, dtype="bfloat16", tensor_parallel_size=2)
-    with leading(_cards(4), are_stages=True, width=2) as ranks:
+    with leading(cards_of(4), are_stages=True, width=2) as ranks:
         engine = Engine(alone, ranks=ranks)
         generator, sequence = Generator(engine), new_sequence("a", PROMPTS[2], max_tokens=200)
         generator.start(sequence)

@@ -10,7 +10,7 @@ import torch
 from engine.kernels import norm
 from engine.kernels.collectives.inbox import PHASES, SLOT_MULTIPLE
 from engine.kernels.device import describe
-from engine.parallel.group import RankLostError
+from engine.parallel.group import RankLostError, sent_nothing
 
 PROGRAMS = 128  # all resident at once on an H100 or H200
 LONGEST_WAIT_S = 10.0
@@ -79,10 +79,7 @@ class Peers:
     def check(self) -> None:
         """See `Group.check`."""
         if lost := self.lost_ranks:
-            named = ", ".join(map(str, lost))
-            raise RankLostError(
-                f"rank {named} sent nothing to rank {self.rank} in time: what was computed since is wrong"
-            )
+            raise RankLostError(sent_nothing(", ".join(map(str, lost)), self.rank))
 
     def all_reduce(self, partial: torch.Tensor) -> torch.Tensor:
         """Return the sum of every rank's `partial`."""
@@ -98,8 +95,10 @@ class Peers:
 
         A rank sends the float32 sum of its parts, rounded to `dtype`.
         """
-        if partial.dim() == 2 or partial[0].numel() * dtype.itemsize > self._most_bytes(FUSED_BYTES):
-            return self.all_reduce((partial if partial.dim() == 2 else partial.sum(dim=0)).to(dtype))
+        if partial.dim() == 2:
+            return self.all_reduce(partial.to(dtype))
+        if partial[0].numel() * dtype.itemsize > self._most_bytes(FUSED_BYTES):
+            return self.all_reduce(partial.sum(dim=0).to(dtype))
         total = partial.new_empty(partial.shape[1:], dtype=dtype)
         self._one_shot(partial.contiguous(), total, None)
         return total

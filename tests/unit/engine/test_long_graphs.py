@@ -1,4 +1,4 @@
-"""Which long prompts' passes are captured. The clock is made up: a launch moves it on, and so does a wait."""
+"""Graphs of long prompts, captured where launching takes longest. A launch and a wait move a made-up clock."""
 
 from __future__ import annotations
 

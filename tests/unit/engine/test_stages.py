@@ -398,7 +398,7 @@ def test_more_stages_than_layers_are_refused(config: EngineConfig) -> None:
 def test_a_drafter_counts_as_layers_of_the_first_stage(
     layers: int, count: int, drafting: int, wanted: list[int]
 ) -> None:
-    """What it keeps comes before the model's layers in a block, so those of each stage follow one another."""
+    """A drafter's content comes before the model's layers in a block, so those of each stage follow one another."""
     layer = LayerSpec(mixer=AttentionSpec(heads=HeadShape(2, 1, 8), rope=None))
     draft = DraftSpec(layers=(layer,) * drafting, aux_layers=()) if drafting else None
     whole = ModelSpec(

@@ -1,4 +1,4 @@
-"""Who joins a worker from another host: with its secret and its model, and nobody else."""
+"""Nodes join a worker from another host with its secret and its model, and nobody else does."""
 
 from __future__ import annotations
 

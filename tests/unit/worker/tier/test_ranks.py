@@ -140,7 +140,7 @@ def test_one_ranks_share_that_changed_is_a_miss(tmp_path: Path) -> None:
 
 
 def test_ranks_of_another_worker_find_what_was_stored(tmp_path: Path) -> None:
-    """By the first rank's labels, each in the memory beside it that ranks of its number have."""
+    """Labels of the first rank say it; each reads the memory beside it that ranks of its number have."""
     regions = tmp_path / "regions"
     regions.mkdir()
     stores, loads = (WideServer(tmp_path, "grouped heads", regions=regions) for _ in range(2))
@@ -162,7 +162,7 @@ def test_ranks_of_another_worker_find_what_was_stored(tmp_path: Path) -> None:
 
 
 def test_what_ranks_have_beside_a_region_goes_with_it(tmp_path: Path) -> None:
-    """Whoever comes next removes it where the worker was killed, and leaves that of a region which lives."""
+    """The next worker removes it where the worker was killed, and leaves that of a region which lives."""
     Beside(tmp_path / f"{PREFIX}-{os.geteuid()}-gone", 1, 4, 4_096)
     region = Region.join("lives", 4, 4_096, folder=tmp_path)
     slots = Beside(region.path, 3, 4, 4_096)
