@@ -367,6 +367,10 @@ def made_up(kernels: Callable[..., None], *, capability: tuple[int, int] = HOPPE
             card.graph = None
         graph.is_captured = True
 
+    def kept_for(tensor: torch.Tensor, stream: object) -> None:
+        if not tensor.is_cuda:
+            raise CardError(f"record_stream of a tensor on {tensor.device}")
+
     properties = SimpleNamespace(multi_processor_count=132, major=capability[0], minor=capability[1])
     stream = _Stream(card)
     fakes: dict[str, Any] = {
@@ -401,6 +405,7 @@ def made_up(kernels: Callable[..., None], *, capability: tuple[int, int] = HOPPE
             (ThreadPoolExecutor, "submit", with_mode),
             (torch, "tensor", a_tensor),
             (torch, "Generator", _Generator),
+            (torch.Tensor, "record_stream", kept_for),
             (launch.Kernel, "launch", functools.partialmethod(lambda kernel, *g, **n: card.launch(kernel, *g, **n))),
         ):
             stack.enter_context(mock.patch.object(owner, name, fake))
