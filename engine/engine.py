@@ -153,6 +153,7 @@ class Engine:
 
     def _start_on_gpu(self, load: Load) -> None:
         """Load the weights while kernels are compiled; capture graphs; run and time passes of every kind."""
+        self.grammars.read_ahead()
         longest = min(self.config.max_batch_tokens, self.max_model_len)
         sizes = graph_sizes(self.config.max_sequences, longest)
         if self._decoder.aux is not None:

@@ -107,6 +107,14 @@ def read_file(model: Path, name: str) -> bytes | None:
     return _converted(folder, name) if name in (TOKENIZER, TOKENIZER_CONFIG) else None
 
 
+def has_tokenizer(model: Path) -> bool:
+    """True if the model has a tokenizer, though maybe an unreadable one. Raises OSError, GgufError."""
+    folder = model.parent if is_gguf(model) else model
+    if (folder / TOKENIZER).is_file():
+        return True
+    return inside.is_there(read_header(model).metadata) if is_gguf(model) else bool(other_tokenizer(folder))
+
+
 def other_tokenizer(folder: Path) -> str:
     """The file that stands for a missing tokenizer.json: tekken.json, or SentencePiece's; "" if there is none."""
     if (folder / TOKENIZER).is_file():

@@ -28,6 +28,12 @@ _SAMPLING |= {"general.sampling.temp": "temperature", "general.sampling.penalty_
 _HARMONY, _END_OF_A_PART = {"<|return|>", "<|call|>"}, "<|end|>"
 
 
+def is_there(metadata: Mapping[str, Any]) -> bool:
+    """True if a GGUF file has a tokenizer of a kind that `tokenizer_json` converts."""
+    kind = metadata.get("tokenizer.ggml.model")
+    return isinstance(kind, str) and kind in _MODELS
+
+
 def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Convert to a tokenizer.json. Raises GgufError for unknown rules."""
     kind = metadata.get("tokenizer.ggml.model")

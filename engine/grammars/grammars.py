@@ -23,7 +23,7 @@ from engine.arrays import Longs
 from engine.grammars.following import Following
 from engine.kernels.sampling import mask_words
 from engine.sequence import Chunk, Sequence
-from modelfiles.files import CONFIG, GENERATION_CONFIG, TOKENIZER, read_file, read_json
+from modelfiles.files import CONFIG, GENERATION_CONFIG, TOKENIZER, has_tokenizer, read_file, read_json
 
 log = logging.getLogger("baton.grammars")
 
@@ -56,7 +56,7 @@ class Grammars:
 
     def __init__(self, model: Path, vocab_size: int) -> None:
         """`model`: a folder with a tokenizer.json, or a GGUF file; without a tokenizer, grammars are unsupported."""
-        self._tokenizer = _read_tokenizer(model, vocab_size)
+        self._tokenizer = _Tokenizer(model, vocab_size)
         self._limits = LLParserLimits(**GRAMMAR_LIMITS, verbose_errors=False)
         self._following: WeakKeyDictionary[Sequence, Future[Following]] = WeakKeyDictionary()
         self._threads = ThreadPoolExecutor(BUILDING_THREADS, thread_name_prefix="grammar")
@@ -65,12 +65,16 @@ class Grammars:
         self._filling: LLExecutor | None = None
         self.looks_ahead = False  # `forced` needs it
         self._vocab_size = vocab_size
-        words = -(-max(vocab_size, self._tokenizer.vocab_size if self._tokenizer else 0) // 64)
-        self._words = np.zeros((0, words), dtype=np.int64)
+        self._words = np.zeros((0, 0), dtype=np.int64)
 
     @property
     def available(self) -> bool:
-        return self._tokenizer is not None
+        """False without a tokenizer, or once llguidance could not read it."""
+        return self._tokenizer.is_there
+
+    def read_ahead(self) -> None:
+        """Read the tokenizer now, in another thread, and not when the first grammar comes."""
+        self._threads.submit(self._tokenizer.get)
 
     def prepare(self, sequence: Sequence) -> Future[Following] | None:
         """Start compiling the sequence's grammar, once, in another thread; None without a grammar."""
@@ -157,7 +161,9 @@ class Grammars:
     def _filled(self, matchers: SequenceOf[LLMatcher | None]) -> Longs:
         """The masks [rows, V / 64] of these matchers; None skips its row."""
         if len(self._words) < len(matchers):
-            self._words = np.zeros((2 * len(matchers), self._words.shape[1]), dtype=np.int64)
+            tokenizer = self._tokenizer.get()
+            width = max(self._vocab_size, tokenizer.vocab_size if tokenizer else 0)
+            self._words = np.zeros((2 * len(matchers), -(-width // 64)), dtype=np.int64)
         words = self._words[: len(matchers)]
         asked = [(matcher, at) for at, matcher in enumerate(matchers) if matcher is not None]
         if asked:
@@ -176,7 +182,8 @@ class Grammars:
     def _build(self, grammar: Grammar, sampling: SamplingParams, generated: list[int]) -> Following:
         """Compile the grammar, advance it by earlier tokens, and compute a first mask, which warms its caches."""
         matcher = self._matcher(grammar) if grammar.text else None
-        ends = self._tokenizer.eos_tokens if self._tokenizer else []
+        tokenizer = self._tokenizer.get()
+        ends = tokenizer.eos_tokens if tokenizer else []
         following = Following(grammar, sampling, matcher, ends)
         following.problem = _problem(matcher, self.available or not grammar.text)
         following.follow(generated)
@@ -186,12 +193,13 @@ class Grammars:
 
     def _matcher(self, grammar: Grammar) -> LLMatcher | None:
         """A new matcher at the start of the text; None without a tokenizer."""
-        if self._tokenizer is None:
+        tokenizer = self._tokenizer.get()
+        if tokenizer is None:
             return None
         with self._lock:
             built = self._built.get(grammar.text)
         if built is None:
-            built = LLMatcher(self._tokenizer, grammar.text, log_level=0, limits=self._limits)
+            built = LLMatcher(tokenizer, grammar.text, log_level=0, limits=self._limits)
             built.compute_bitmask()
         with self._lock:
             self._built[grammar.text] = built
@@ -207,16 +215,30 @@ def _problem(matcher: LLMatcher | None, available: bool) -> str:
     return f"the grammar can't be built: {matcher.get_error()}" if matcher is not None and matcher.is_error() else ""
 
 
-def _read_tokenizer(model: Path, vocab_size: int) -> LLTokenizer | None:
-    try:
-        raw = read_file(model, TOKENIZER)
-        if raw is None:
-            return None
-        text = raw.decode("utf-8")
-        return LLTokenizer(text, n_vocab=max(vocab_size, _num_tokens(text)), eos_token=_eos_ids(model) or None)
-    except Exception as error:  # the library has no narrower exception
-        log.warning("grammars.unavailable", extra={"error": str(error)})
-        return None
+class _Tokenizer:
+    """A model's tokenizer for llguidance, read when it is first asked for. Thread-safe.
+
+    One of 49,000 tokens takes 0.6 s and 35 MB, which most workers on a CPU would spend on nothing before they are ready.
+    """
+
+    def __init__(self, model: Path, vocab_size: int) -> None:
+        self._model, self._vocab_size = model, vocab_size
+        self._reading = threading.Lock()
+        self._read: LLTokenizer | None = None
+        self.is_there = has_tokenizer(model)  # and was not found to be unreadable
+
+    def get(self) -> LLTokenizer | None:
+        """The tokenizer; None if there is none that the library reads, which is logged."""
+        with self._reading:
+            if self._read is None and self.is_there:
+                try:
+                    text = (read_file(self._model, TOKENIZER) or b"").decode("utf-8")
+                    width = max(self._vocab_size, _num_tokens(text))
+                    self._read = LLTokenizer(text, n_vocab=width, eos_token=_eos_ids(self._model) or None)
+                except Exception as error:  # the library has no narrower exception
+                    self.is_there = False
+                    log.warning("grammars.unavailable", extra={"error": str(error)})
+            return self._read
 
 
 def _num_tokens(tokenizer: str) -> int:

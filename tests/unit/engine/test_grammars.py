@@ -17,10 +17,12 @@ from common.words import Finish
 from engine.config import CacheConfig, EngineConfig
 from engine.engine import Engine, Sampled
 from engine.fake.engine import FakeEngine
+from engine.grammars import grammars as kept_grammars
 from engine.grammars.grammars import KEPT, NO_MASKS, Grammars
 from engine.kernels.sampling import RowWord, SamplingInputs, choose, mask_words
 from engine.sampling.host import SampledRow, sample
 from engine.sequence import Sequence
+from modelfiles.files import TOKENIZER, read_file
 from tests.models import EOS_TOKEN_ID, VOCAB_SIZE, build_tiny_model
 from tests.unit.engine.generate import Generator, new_sequence
 
@@ -190,6 +192,31 @@ def test_without_a_tokenizer_no_grammar_is_followed(tmp_path: Path) -> None:
     chunk = sequence.schedule(4)
     masks = grammars.masks([chunk], lambda _: 0)
     assert "can't follow grammars" in masks.problems[chunk]
+
+
+def test_a_tokenizer_is_read_with_the_first_grammar(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading takes long, and a worker would not be ready meanwhile."""
+    read = []
+    monkeypatch.setattr(kept_grammars, "read_file", lambda *asked: read.append(asked) or read_file(*asked))
+    grammars = Grammars(folder, VOCAB_SIZE)
+    assert grammars.available
+    assert grammars.masks([new_sequence("free", [1, 2]).schedule(2)], lambda _: 0) is NO_MASKS
+    assert not read
+    for name in ("first", "second"):
+        building = grammars.prepare(constrained(name, WORDS))
+        assert building is not None
+        assert not building.result(60).problem
+    assert read == [(folder, TOKENIZER)]
+
+
+def test_a_tokenizer_that_can_not_be_read_is_none_from_then_on(tmp_path: Path) -> None:
+    (tmp_path / TOKENIZER).write_text("{}")
+    grammars = Grammars(tmp_path, VOCAB_SIZE)
+    assert grammars.available
+    building = grammars.prepare(constrained("x", WORDS))
+    assert building is not None
+    assert "can't follow grammars" in building.result(60).problem
+    assert not grammars.available
 
 
 def test_a_pass_without_grammars_is_asked_for_nothing(folder: Path) -> None:
