@@ -8,7 +8,7 @@ import runpy
 import sys
 
 from common import VERSION
-from services.runtime.commands import COMMANDS, let_threads_sleep, remedy, settings_of
+from services.runtime.commands import COMMANDS, HELP, let_threads_sleep, remedy, settings_of
 
 PACKAGES = (
     "cli",
@@ -25,7 +25,6 @@ PACKAGES = (
     "common",
 )
 OLDEST = (3, 11)
-HELP = ("-h", "--help", "--help-all")
 
 
 def run(arguments: list[str] | None) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pydantic import BaseModel
 
-from common.settings import PREFIX
+from common import PREFIX
 from services.gateway.settings import GatewaySettings
 from services.planner.settings import PlannerSettings
 from services.runtime.commands import COMMANDS, settings_of

@@ -8,7 +8,6 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-PREFIX = "BATON_"
 ROOT = Path(__file__).resolve().parents[1]
 Port = Annotated[int, Field(ge=0, le=65_535)]
 Positive = Annotated[int, Field(ge=1)]

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from common.settings import AUTO_BELOW_0, OFF, PREFIX, ConfigError, Id, Port, Positive, Seconds
+from common import PREFIX
+from common.settings import AUTO_BELOW_0, OFF, ConfigError, Id, Port, Positive, Seconds
 from services.gateway.models import ServedModelOptions, entries
 from services.runtime.settings import ServiceLevelOptions
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from common import PREFIX
 from common.messages import HostedModel, HostState, PlannerState, WorkerState
 from common.peers import PeerTable
-from common.settings import PREFIX
 from common.tasks import cancel_all
 from common.words import HostStatus, Role
 from services.host.child import Child, describe_exit, why_ended

@@ -12,19 +12,18 @@ import logging
 import os
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
-from common.settings import PREFIX, ConfigError
+from common import PREFIX
+from common.settings import ConfigError
 from common.tasks import cancel_all
 from services.host.child import describe_exit
+from services.nursery.beginning import Beginning, begin
 from services.nursery.birth import MAX_BYTES, REFUSED, Birth
-from services.runtime.commands import service_environment
-from services.runtime.linux import adopt_orphans, die_with_parent, leave_orphans
+from services.runtime.linux import adopt_orphans, leave_orphans
 
 log = logging.getLogger("baton.nursery")
 
@@ -69,11 +68,9 @@ class Adopted:
 class Nursery:
     """The nursery process and the socket to it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], link: socket.socket, said: int, *, workers: int) -> None:
+    def __init__(self, begun: Beginning, *, workers: int) -> None:
         self._workers = workers
-        self._process = process
-        self._link = link
-        self._said = said
+        self._begun, self._link = begun, begun.link
         self._asking = asyncio.Lock()
         self._is_open = True
 
@@ -128,10 +125,7 @@ class Nursery:
                 self._link.shutdown(socket.SHUT_RD)  # a worker that reports its pid after this fails
                 if pid := int(self._link.recv(MAX_PID_CHARS) or 0):
                     _end(pid)
-            self._link.close()
-            self._process.kill()
-            self._process.wait()
-            os.close(self._said)
+            self._begun.end()
 
 
 def _adopted(pid: int) -> Adopted:
@@ -150,31 +144,7 @@ def _end(pid: int) -> None:
         os.waitpid(pid, 0)
 
 
-def open_nursery(workers: int) -> Nursery | None:
-    """Start the nursery for so many workers of each model; None if the system can't have one."""
-    if not _has_pidfds() or not adopt_orphans():
-        return None
-    leave_orphans()  # until the next fork
-    link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    link.setblocking(False)
-    said = os.memfd_create("nursery")
-    with theirs:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "services.nursery"],
-            env=service_environment() | {"OPENBLAS_NUM_THREADS": "1"},  # its threads would start with numpy's import
-            stdin=theirs.fileno(),
-            stdout=said,
-            stderr=said,
-            preexec_fn=die_with_parent,
-            start_new_session=True,
-        )
-    return Nursery(process, link, said, workers=workers)
-
-
-def _has_pidfds() -> bool:
-    """True if pidfds work: Python may have the call, and the kernel or a sandbox refuse it."""
-    try:
-        os.close(os.pidfd_open(os.getpid()))
-    except (AttributeError, OSError):
-        return False
-    return True
+def open_nursery(workers: int, begun: Beginning | None = None) -> Nursery | None:
+    """A nursery for so many workers of each model, `begun` or started here; None if the system can't have one."""
+    begun = begun or begin()
+    return None if begun is None else Nursery(begun, workers=workers)

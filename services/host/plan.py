@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from common.settings import PREFIX
+from common import PREFIX
 
 MAX_BYTES = 1 << 20
 

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from common.settings import PREFIX, ConfigError
+from common import PREFIX
+from common.settings import ConfigError
 from modelfiles.gguf import GgufError
 from modelfiles.pooling import is_pooled
 from services.host.needs import bytes_of

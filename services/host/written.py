@@ -8,7 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from common.settings import PREFIX, ConfigError
+from common import PREFIX
+from common.settings import ConfigError
 from common.subjects import check_id
 from gateway.answers.ask import lasting_s
 from services.host.needs import bytes_of, stays_awake

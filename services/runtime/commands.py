@@ -8,11 +8,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from common import PREFIX
+
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
 
 ROOT = Path(__file__).resolve().parents[2]
+HELP = ("-h", "--help", "--help-all")
 SPINS = "GOMP_SPINCOUNT"  # GNU's OpenMP: how long a thread looks for work
 
 
@@ -105,8 +108,6 @@ def let_threads_sleep() -> None:
 
 def service_environment() -> dict[str, str]:
     """The variables that all services get, besides their settings."""
-    from common.settings import PREFIX  # help waits for no package
-
     environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     return environment | python_path(environment) | {"PYTHONUNBUFFERED": "1"}
 

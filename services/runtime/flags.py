@@ -10,7 +10,8 @@ from typing import Any, Literal, NamedTuple, NoReturn, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from common.settings import PREFIX, ConfigError, Word
+from common import PREFIX
+from common.settings import ConfigError, Word
 from services.runtime import foreign
 from services.runtime.removed import removed_from
 

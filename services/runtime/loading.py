@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from common.settings import PREFIX, ConfigError, Form
+from common import PREFIX
+from common.settings import ConfigError, Form
 from services.runtime.commands import known_names
 from services.runtime.flags import ARGUMENTS, choices_of, flag_of, number, parser_of, words_of
 from services.runtime.removed import is_removed, removed_from

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from common.settings import PREFIX, ROOT, ConfigError
+from common import PREFIX
+from common.settings import ROOT, ConfigError
 from kvtransfer.liveness import SHM_FOLDER
 from kvtransfer.transports import reaches_others
 from modelfiles.files import is_model

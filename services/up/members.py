@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from common.settings import PREFIX
+from common import PREFIX
 from services.host.needs import bytes_of, stays_awake
 from services.host.plan import HostedWorker, HostPlan, PulledPlan
 from services.runtime.names import made_up

@@ -10,8 +10,8 @@ from pathlib import Path
 import redis.asyncio
 import redis.exceptions
 
+from common import PREFIX
 from common.errors import UnavailableError
-from common.settings import PREFIX
 from common.store import RedisSettings, Store, identity_of
 from gateway.placement.ledger import function_libraries
 from services.runtime.permissions import Member, Users, make_users

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 
+from common import PREFIX
 from common.errors import UnavailableError
-from common.settings import PREFIX, ConfigError
+from common.settings import ConfigError
 from common.tasks import cancel_all
 from services.gateway.settings import GatewaySettings
 from services.host.child import Child, describe_exit, last_lines, why_ended

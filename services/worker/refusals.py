@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from common.settings import PREFIX
+from common import PREFIX
 from services.runtime.commands import service_environment
 
 CHILD_S = 180.0  # torch is slow to import

@@ -15,7 +15,10 @@ import pytest
 from common.settings import ROOT, ConfigError
 from services.host.child import Child
 from services.host.nursery import Adopted, Nursery, open_nursery
+from services.nursery import beginning
+from services.nursery.beginning import Beginning, begin_ahead
 from services.nursery.birth import REFUSED
+from services.up import __main__ as up
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere each worker is started by itself")
 
@@ -51,7 +54,7 @@ def failing() -> Iterator[Nursery]:
     link.setblocking(False)
     with theirs:
         process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(1)"], stdin=theirs.fileno())
-    nursery = Nursery(process, link, os.memfd_create("said"), workers=1)
+    nursery = Nursery(Beginning(process, link, os.memfd_create("said")), workers=1)
     yield nursery
     nursery.close()
 
@@ -83,7 +86,7 @@ def asked() -> Iterator[tuple[Nursery, socket.socket]]:
     """A nursery that is only a process, and its end of the link, on which the test answers."""
     link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     link.setblocking(False)
-    nursery = Nursery(subprocess.Popen(["sleep", "600"]), link, os.memfd_create("said"), workers=1)
+    nursery = Nursery(Beginning(subprocess.Popen(["sleep", "600"]), link, os.memfd_create("said")), workers=1)
     with theirs:
         yield nursery, theirs
     nursery.close()
@@ -162,6 +165,30 @@ def test_a_worker_that_nobody_was_told_of_ends_with_the_nursery(asked: tuple[Nur
 def test_there_is_no_nursery_where_processes_cannot_be_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.pidfd_open", refusing)
     assert open_nursery(1) is None
+
+
+def test_a_nursery_begins_ahead_where_it_is_likely_of_use(
+    monkeypatch: pytest.MonkeyPatch, asked: tuple[Nursery, socket.socket], tmp_path: Path
+) -> None:
+    begun = asked[0]._begun
+    monkeypatch.setattr(beginning, "begin", lambda: begun)
+    monkeypatch.setattr(beginning, "GPUS", tmp_path / "nvidiactl")
+    assert begin_ahead(["--port", "1"]) is begun
+    assert begin_ahead(["--port", "1", "--help"]) is None
+    beginning.GPUS.touch()
+    assert begin_ahead(["--port", "1"]) is None
+
+
+@pytest.mark.parametrize("arguments", [["--port", "none"], ["--models", "a=/nowhere,b=/nowhere"]])
+def test_a_nursery_that_began_ahead_of_refused_options_ends(
+    monkeypatch: pytest.MonkeyPatch, asked: tuple[Nursery, socket.socket], arguments: list[str]
+) -> None:
+    begun = asked[0]._begun
+    monkeypatch.setattr(up, "begin_ahead", lambda arguments: begun)
+    monkeypatch.setattr(sys, "argv", ["baton up", *arguments])
+    assert up.main() == 2
+    assert is_gone(begun._process.pid)
+    assert begun.link.fileno() == -1
 
 
 def is_gone(pid: int) -> bool:
