@@ -14,7 +14,7 @@ from typing import Any
 
 from modelfiles import sentencepiece, tekken
 from modelfiles import tokenizer as inside
-from modelfiles.gguf import GgufError, is_gguf, parts_of, read_header
+from modelfiles.gguf import GgufError, forget_headers, is_gguf, parts_of, read_header
 from modelfiles.sentencepiece import MODEL, TokenizerFileError
 from modelfiles.tekken import TEKKEN
 
@@ -168,6 +168,13 @@ def _object(file: Path) -> dict[str, Any]:
 def read_json(model: Path, name: str) -> dict[str, Any]:
     """Return `read_file` as JSON; empty if absent. Also raises ValueError."""
     return json.loads(read_file(model, name) or b"{}")
+
+
+def forget_files() -> None:
+    """Free what is kept of files that were read: a process that has begun asks for none of it, and it is megabytes."""
+    for kept in (_made_of, _converted_of, _pieces_of):
+        kept.cache_clear()
+    forget_headers()
 
 
 def num_tokens(model: Path) -> int | None:

@@ -93,6 +93,11 @@ def read_header(file: Path) -> GgufHeader:
     return _read(stamps)
 
 
+def forget_headers() -> None:
+    """Free what `read_header` keeps: each text of a vocabulary."""
+    _read.cache_clear()
+
+
 @lru_cache(maxsize=2)
 def _read(stamps: tuple[tuple[Path, int, int], ...]) -> GgufHeader:
     parts = [_read_one(file) for file, _, _ in stamps]

@@ -18,6 +18,7 @@ from common.settings import ConfigError
 from common.store import connect_store
 from common.wire import connect
 from gateway.placement.ledger import function_libraries
+from modelfiles.files import forget_files
 from services.gateway.descriptors import make_room
 from services.gateway.files import read_own, read_tenants, read_text_tokenizers, read_tokenizers, reload
 from services.gateway.parts import Parts, app_of, started
@@ -92,6 +93,7 @@ async def serve(
         await parts.responses.start()
     serving = asyncio.create_task(server.serve(sockets=own))
     joining = asyncio.create_task(_join(server, shared, parts, settings))
+    forget_files()
     keep_what_is_loaded()
     for listener in own:
         tell_listening(listener, settings)

@@ -33,7 +33,7 @@ from engine.parallel.ranks import ONE_RANK, Ranks
 from engine.processor import BOUND, settle
 from kvtransfer.transport import Transport
 from kvtransfer.transports import reaches_others
-from modelfiles.files import CONFIG, TOKENIZER, is_model, num_tokens, read_file, read_json
+from modelfiles.files import CONFIG, TOKENIZER, forget_files, is_model, num_tokens, read_file, read_json
 from modelfiles.pooling import is_pooled
 from prefill.role import PrefillRole
 from services.rank.cores import physical_cores
@@ -136,6 +136,7 @@ async def run(settings: WorkerServiceSettings, roles: Sequence[str], lender: Eng
                 active="decode" in roles,
             )
             worker.attach(PrefillRole(worker.context), active="prefill" in roles)
+            forget_files()
             keep_what_is_loaded()
             await still_free()  # loading takes long
             with parked_by_signals(worker.parking.ask):

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers.integrations.mistral.tokenizer import MistralConverter
 
 from gateway.answers.tokenizer import ChatTokenizer
-from modelfiles.files import TOKENIZER, TOKENIZER_CONFIG, other_tokenizer, read_file, read_json
+from modelfiles.files import TOKENIZER, TOKENIZER_CONFIG, forget_files, other_tokenizer, read_file, read_json
 from modelfiles.sentencepiece import TokenizerFileError, added_tokens, metadata_of
 from services.runtime.checks.model import check_tokenizer
 from tests.unit.house.measures import ROOT
@@ -46,6 +46,15 @@ def test_sentencepiece_s_tokens_are_its_library_s(sentencepiece: Path) -> None:
     assert [*wrong] == [text for text, _ in EXPECTED if text.startswith(" ")]
     assert tokenizer.encode("Hello").tokens[0] == "<s>"
     assert tokenizer.decode(tokenizer.encode("Hello  world, 漢🙂").ids) == "Hello  world, 漢🙂"
+
+
+def test_what_is_kept_of_a_file_can_be_forgotten(sentencepiece: Path) -> None:
+    kept = read_file(sentencepiece, TOKENIZER)
+    assert read_file(sentencepiece, TOKENIZER) is kept
+    forget_files()
+    again = read_file(sentencepiece, TOKENIZER)
+    assert again == kept
+    assert again is not kept
 
 
 def test_what_is_legacy_differs_behind_control_tokens_alone(sentencepiece: Path) -> None:
