@@ -16,6 +16,7 @@ import torch
 
 BOUND = "ONEDNN_MAX_CPU_ISA"  # oneDNN's own variable, read when it first computes
 WITHOUT_TILES = "AVX512_CORE_BF16"
+BEFORE_VNNI = ("SSE41", "AVX", "AVX2", "AVX512_CORE")
 SIZE = 64  # rows and columns; oneDNN uses no tiles for smaller products
 
 
@@ -57,6 +58,11 @@ def has_avx512() -> bool:
     """
     is_limited = torch.backends.cpu.get_cpu_capability() in ("DEFAULT", "AVX2")
     return not is_limited and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def may_multiply_bytes() -> bool:
+    """True unless ONEDNN_MAX_CPU_ISA keeps products to instructions older than VNNI."""
+    return os.environ.get(BOUND, "").upper() not in BEFORE_VNNI
 
 
 def multiplies_bfloat16_without_tiles() -> bool:

@@ -30,7 +30,7 @@ typedef struct {
     float *steps;          /* [T, K / GROUP] */
     float *sums;           /* [T, K / group]: step * sum(row) */
     int32_t *shifts;       /* [T, K / group]: -128 * sum(row) */
-    int64_t num_rows, inputs, outputs, stride, bits, group, middle, has_minimums, is_wide, threads, gate, adds;
+    int64_t num_rows, inputs, outputs, stride, bits, group, middle, has_minimums, variant, threads, gate, adds;
 } Product;
 
 #define WIDE NARROW ",avx512f,avx512bw,avx512vl,avx512dq,avx512vnni"
@@ -49,7 +49,9 @@ INLINE(NARROW) int64_t bytes_of_block(const Product *p, int bits, int group) {
 
 /* -- 8 outputs at a time ------------------------------------------------------------------------------------------- */
 
-INLINE(NARROW) __m256i dot(const __m256i *codes, const int8_t *row, int bits, int group) {
+INLINE(NARROW) __m256i narrow_codes_of(__m256i bytes) { return bytes; }
+
+INLINE(NARROW) __m256i narrow_dot(const __m256i *codes, const int8_t *row, const int32_t *shift, int bits, int group) {
     const __m256i ones = _mm256_set1_epi16(1);
     __m256i sum = _mm256_setzero_si256();
     for (int at = 0; at < group / 4; at++) {
@@ -64,50 +66,32 @@ INLINE(NARROW) __m256i dot(const __m256i *codes, const int8_t *row, int bits, in
     return bits == 4 ? _mm256_madd_epi16(sum, ones) : sum;
 }
 
-INLINE(NARROW) void narrow_rows(const Product *p, int64_t tile, int64_t row, const int count, const int bits, const int group) {
-    const int64_t num_groups = p->inputs / group, vectors = group * bits / 32, per_step = GROUP / group;
-    const uint8_t *block = p->blocks + tile * num_groups * bytes_of_block(p, bits, group);
-    const __m256i low = _mm256_set1_epi8(15);
-    __m256 total[4];
-    for (int at = 0; at < count; at++) total[at] = _mm256_setzero_ps();
-    for (int64_t g = 0; g < num_groups; g++) {
-        __m256i codes[8];
-        for (int at = 0; at < vectors; at++) {
-            codes[at] = _mm256_loadu_si256((const __m256i *)block + at);
-            if (bits == 4) {
-                codes[at + vectors] = _mm256_and_si256(_mm256_srli_epi16(codes[at], 4), low);
-                codes[at] = _mm256_and_si256(codes[at], low);
-            }
-        }
-        block += 32 * vectors;
-        const __m256 scale = _mm256_cvtph_ps(eight_halves(block));
-        __m256 minimum = _mm256_mul_ps(scale, _mm256_set1_ps((float)-p->middle));
-        if (p->has_minimums) minimum = _mm256_cvtph_ps(eight_halves(block + 2 * TILE));
-        block += 2 * TILE * (1 + p->has_minimums);
-        for (int at = 0; at < count; at++) {
-            const int64_t place = (row + at) * num_groups + g;
-            const __m256 sum = _mm256_cvtepi32_ps(dot(codes, p->rows + place * group, bits, group));
-            const __m256 step = _mm256_set1_ps(p->steps[place / per_step]);
-            total[at] = _mm256_fmadd_ps(_mm256_mul_ps(sum, scale), step, total[at]);
-            if (bits == 4 || p->has_minimums) total[at] = _mm256_fmadd_ps(minimum, _mm256_set1_ps(p->sums[place]), total[at]);
-        }
-    }
-    for (int at = 0; at < count; at++) {
-        if (p->bias) total[at] = _mm256_add_ps(total[at], _mm256_loadu_ps(p->bias + tile * TILE));
-        float *out = p->out + (row + at) * p->stride + tile * TILE;
-        if (p->adds) total[at] = _mm256_add_ps(_mm256_loadu_ps(out), total[at]);
-        _mm256_storeu_ps(out, total[at]);
-    }
-}
+#define NAMED(name) narrow_##name
+#define TARGET NARROW
+#include "eight.h"
 
-INLINE(NARROW) void narrow_tile(const Product *p, int64_t tile, int64_t row, int64_t last, const int bits, const int group) {
-    for (; row + 4 <= last; row += 4) narrow_rows(p, tile, row, 4, bits, group);
-    switch (last - row) {
-        case 3: narrow_rows(p, tile, row, 3, bits, group); break;
-        case 2: narrow_rows(p, tile, row, 2, bits, group); break;
-        case 1: narrow_rows(p, tile, row, 1, bits, group); break;
+/* AVX-VNNI has AVX512-VNNI's instruction for 32 bytes, in another encoding: all but the name of it is the same here. */
+#define DOT_OF_BYTES(multiplied)                                                                                              \
+    INLINE(TARGET) __m256i NAMED(codes_of)(__m256i bytes) { return _mm256_xor_si256(bytes, _mm256_set1_epi8((char)128)); }           \
+    INLINE(TARGET) __m256i NAMED(dot)(const __m256i *codes, const int8_t *row, const int32_t *shift, int bits, int group) {          \
+        __m256i sum = bits == 4 ? _mm256_setzero_si256() : _mm256_set1_epi32(*shift);                                                \
+        for (int at = 0; at < group / 4; at++) sum = multiplied(sum, codes[at], _mm256_set1_epi32(four(row + 4 * at)));              \
+        return sum;                                                                                                                  \
     }
-}
+
+#define NAMED(name) evex_##name
+#define TARGET WIDE
+DOT_OF_BYTES(_mm256_dpbusd_epi32)
+#include "eight.h"
+
+#if (defined(__clang__) && __clang_major__ >= 12) || (!defined(__clang__) && __GNUC__ >= 11)
+#define NAMED(name) vex_##name
+#define TARGET NARROW ",avxvnni"
+DOT_OF_BYTES(_mm256_dpbusd_avx_epi32)
+#include "eight.h"
+#else
+#define vex_product narrow_product
+#endif
 
 /* -- 16 outputs at a time ------------------------------------------------------------------------------------------ */
 
@@ -160,37 +144,23 @@ INLINE(WIDE) void wide_rows(const Product *p, int64_t tile, int64_t row, const i
     }
 }
 
-/* One or two rows wait for memory, which one stream of blocks reads faster than two. */
 INLINE(WIDE) void wide_tiles(const Product *p, int64_t tile, int64_t row, int64_t last, const int bits, const int group) {
     for (; row + 8 <= last; row += 8) wide_rows(p, tile, row, 8, bits, group);
     if (row + 4 <= last) wide_rows(p, tile, row, 4, bits, group), row += 4;
     if (row + 3 == last) wide_rows(p, tile, row, 3, bits, group), row += 3;
-    narrow_tile(p, tile, row, last, bits, group);
-    narrow_tile(p, tile + 1, row, last, bits, group);
+    evex_tile(p, tile, row, last, bits, group);
+    evex_tile(p, tile + 1, row, last, bits, group);
 }
 
 /* -- runs of tiles, and rows --------------------------------------------------------------------------------------- */
-
-INLINE(NARROW) void narrow_kind(const Product *p, int64_t begin, int64_t end, const int bits, const int group) {
-    for (int64_t row = 0; row < p->num_rows; row += ROWS_AT_ONCE) {
-        const int64_t last = row + ROWS_AT_ONCE < p->num_rows ? row + ROWS_AT_ONCE : p->num_rows;
-        for (int64_t tile = begin; tile < end; tile++) narrow_tile(p, tile, row, last, bits, group);
-    }
-}
 
 INLINE(WIDE) void wide_kind(const Product *p, int64_t begin, int64_t end, const int bits, const int group) {
     for (int64_t row = 0; row < p->num_rows; row += ROWS_AT_ONCE) {
         const int64_t last = row + ROWS_AT_ONCE < p->num_rows ? row + ROWS_AT_ONCE : p->num_rows;
         int64_t tile = begin;
         for (; tile + 2 <= end; tile += 2) wide_tiles(p, tile, row, last, bits, group);
-        if (tile < end) narrow_tile(p, tile, row, last, bits, group);
+        if (tile < end) evex_tile(p, tile, row, last, bits, group);
     }
-}
-
-static __attribute__((target(NARROW))) void narrow(const void *job, int64_t begin, int64_t end) {
-    const Product *p = job;
-    if (p->bits == 4) p->group == 32 ? narrow_kind(p, begin, end, 4, 32) : narrow_kind(p, begin, end, 4, 16);
-    else p->group == 32 ? narrow_kind(p, begin, end, 8, 32) : narrow_kind(p, begin, end, 8, 16);
 }
 
 static __attribute__((target(WIDE))) void wide(const void *job, int64_t begin, int64_t end) {
@@ -267,9 +237,21 @@ static __attribute__((target(NARROW))) void gate(const void *job, int64_t begin,
 
 /* -- all of it ----------------------------------------------------------------------------------------------------- */
 
+enum { AVX2, AVX_VNNI, AVX512_VNNI_OF_8, AVX512_VNNI }; /* `Variant` of `tiles.py` */
+enum { FEWEST = 5 };                                     /* fewer rows wait for memory, which one stream of blocks reads faster than two */
+
+static Work variant_of(const Product *p) {
+    switch (p->variant) {
+    case AVX_VNNI: return vex_product;
+    case AVX512_VNNI_OF_8: return evex_product;
+    case AVX512_VNNI: return p->num_rows < FEWEST ? evex_product : wide;
+    }
+    return narrow_product;
+}
+
 void baton_tiles_product(const Product *p) {
     const int64_t tiles = p->outputs / TILE, part = tiles / (4 * p->threads);
     baton_in_parallel(quantise, p, p->num_rows, ROWS_AT_ONCE / 4, p->threads);
-    baton_in_parallel(p->is_wide && p->num_rows > 2 ? wide : narrow, p, tiles, part < 2 ? 2 : part - part % 2, p->threads);
+    baton_in_parallel(variant_of(p), p, tiles, part < 2 ? 2 : part - part % 2, p->threads);
     if (p->gate) baton_in_parallel(gate, p, p->num_rows, ROWS_AT_ONCE / 4, p->threads);
 }

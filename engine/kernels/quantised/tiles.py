@@ -6,6 +6,7 @@ Rows are quantised to 8 bits in groups of 32 inputs, and codes are multiplied as
 
 from __future__ import annotations
 
+import enum
 import functools
 from dataclasses import dataclass, replace
 from struct import Struct
@@ -13,13 +14,24 @@ from struct import Struct
 import torch
 
 from engine.kernels import native
-from engine.processor import has_avx512
+from engine.processor import has_avx512, may_multiply_bytes
 
 OUTPUTS = 8  # a tile's
 OF_ROWS = 32  # inputs that share a step of a row
 GROUPS = (16, 32)  # inputs that share a scale in a block
 GATES = {"silu": 1, "gelu_tanh": 2}
+# Instructions that `tiles.c` names beside those of every processor that has the kernels, as /proc/cpuinfo has them.
+VEX = native.NARROW | {"avx_vnni"}
 _CPU = torch.device("cpu")
+
+
+class Variant(enum.IntEnum):
+    """Instructions that multiply codes, by their numbers in `tiles.c`. All give the same bits."""
+
+    AVX2 = 0
+    AVX_VNNI = 1  # bytes, 8 outputs at a time
+    AVX512_VNNI_OF_8 = 2  # the same in AVX-512's encoding
+    AVX512_VNNI = 3  # bytes, 16 outputs at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +90,13 @@ def middle_of(bits: int, *, has_minimums: bool) -> int:
 def is_usable() -> bool:
     """True if this machine has the kernel."""
     return native.library() is not None
+
+
+def variants() -> tuple[Variant, ...]:
+    """Those that this processor has: the instructions of 8 bytes by AVX-512's encoding wherever it is wide."""
+    if variant() is Variant.AVX512_VNNI:
+        return Variant.AVX2, Variant.AVX512_VNNI_OF_8, Variant.AVX512_VNNI
+    return tuple(dict.fromkeys((Variant.AVX2, variant())))
 
 
 def allocate(*shape: int, bits: int, group: int, has_minimums: bool, device: torch.device = _CPU) -> Tiles:
@@ -170,12 +189,14 @@ def _multiply(
             x.data_ptr(), weight.blocks.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr(),
             0 if gated is None else gated.data_ptr(), sums + 8 * num_sums, steps, sums, sums + 4 * num_sums,
             num_rows, inputs, tiles * OUTPUTS, out.stride(0), weight.bits, weight.group, weight.middle,
-            weight.has_minimums, is_wide(), torch.get_num_threads(), gate, adds,
+            weight.has_minimums, variant(), torch.get_num_threads(), gate, adds,
         )
     )  # fmt: skip
 
 
 @functools.cache
-def is_wide() -> bool:
-    """True if this processor multiplies 64 bytes at a time (AVX512-VNNI), and may."""
-    return has_avx512() and bool(getattr(torch.cpu, "_is_vnni_supported", lambda: False)())
+def variant() -> Variant:
+    """The fastest one that this processor has, and that no limit forbids."""
+    if has_avx512() and getattr(torch.cpu, "_is_vnni_supported", lambda: False)():
+        return Variant.AVX512_VNNI
+    return Variant.AVX_VNNI if native.features() >= VEX and may_multiply_bytes() else Variant.AVX2

@@ -9,7 +9,8 @@ import torch
 
 from engine.kernels import native
 from engine.kernels.quantised import tiles
-from engine.kernels.quantised.tiles import Tiles
+from engine.kernels.quantised.tiles import Tiles, Variant
+from engine.processor import BOUND
 from tests.unit.kernels.in_c import check_forked, check_threads_at_once
 
 pytestmark = pytest.mark.skipif(not native.is_suitable() or not tiles.is_usable(), reason="no C compiler, or no AVX2")
@@ -64,14 +65,41 @@ def test_a_row_depends_on_nothing_but_itself(
     weight, _ = packed(bits, group, has_minimums)
     x = torch.randn(70, INPUTS)
     alone, threads = torch.cat([tiles.product(row[None], weight, None) for row in x]), torch.get_num_threads()
-    variants = [False, True] if tiles.is_wide() else [False]
     try:
-        for is_wide, count, several in every(variants, (1, 2, 3), (3, 8, 70)):
-            monkeypatch.setattr(tiles, "is_wide", lambda is_wide=is_wide: is_wide)
+        for variant, count, several in every(tiles.variants(), (1, 2, 3), (1, 2, 3, 4, 7, 8, 70)):
+            monkeypatch.setattr(tiles, "variant", lambda variant=variant: variant)
             torch.set_num_threads(count)
-            assert torch.equal(tiles.product(x[:several], weight, None), alone[:several])
+            assert torch.equal(tiles.product(x[:several], weight, None), alone[:several]), (variant, count, several)
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(
+    ("flags", "has_avx512", "limit", "expected"),
+    [
+        (set(), False, "", Variant.AVX2),
+        ({"avx_vnni"}, False, "", Variant.AVX_VNNI),
+        ({"avx_vnni"}, False, "AVX2_VNNI", Variant.AVX_VNNI),
+        ({"avx_vnni"}, False, "avx2", Variant.AVX2),
+        ({"avx_vnni"}, True, "", Variant.AVX512_VNNI),
+        ({"avx512_vnni"}, False, "", Variant.AVX2),
+    ],
+)
+def test_a_processor_s_fastest_variant_is_chosen(
+    flags: set[str], has_avx512: bool, limit: str, expected: Variant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "features", lambda: native.NARROW | flags)
+    monkeypatch.setattr(tiles, "has_avx512", lambda: has_avx512)
+    monkeypatch.setattr("torch.cpu._is_vnni_supported", lambda: True, raising=False)
+    monkeypatch.setenv(BOUND, limit)
+    assert tiles.variant.__wrapped__() is expected
+
+
+def test_a_processor_without_one_of_the_instructions_does_without_its_variant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiles, "has_avx512", lambda: False)
+    for missing in tiles.VEX:
+        monkeypatch.setattr(native, "features", lambda missing=missing: tiles.VEX - {missing})
+        assert tiles.variant.__wrapped__() is Variant.AVX2
 
 
 @pytest.mark.parametrize(("bits", "group", "has_minimums"), KINDS)
