@@ -7,6 +7,7 @@ are alike: a swapped or forgotten weight shows up in the text.
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,23 @@ def build_tokenizer(folder: Path, *, template: str = CHAT_TEMPLATE, added: tuple
 
     `added` are tokens for markup that is no control token, as Qwen's `<tool_call>`.
     """
+    (folder / "tokenizer.json").write_text(_trained(tuple(added)), encoding="utf-8")
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<|endoftext|>",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "add_bos_token": False,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": _SHAPE["max_position_embeddings"],
+        "chat_template": template,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
+
+
+@functools.cache
+def _trained(added: tuple[str, ...]) -> str:
+    """Return a tokenizer.json. Hundreds of checkpoints have the same one."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -111,18 +129,7 @@ def build_tokenizer(folder: Path, *, template: str = CHAT_TEMPLATE, added: tuple
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in added])
     if tokenizer.get_vocab_size() != VOCAB_SIZE:
         raise RuntimeError(f"the corpus gives {tokenizer.get_vocab_size()} tokens, not {VOCAB_SIZE}")
-    tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": "<|endoftext|>",
-        "eos_token": "<|im_end|>",
-        "pad_token": "<|endoftext|>",
-        "add_bos_token": False,
-        "clean_up_tokenization_spaces": False,
-        "model_max_length": _SHAPE["max_position_embeddings"],
-        "chat_template": template,
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
+    return str(tokenizer.to_str(pretty=True))
 
 
 @torch.no_grad()
