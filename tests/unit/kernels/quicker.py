@@ -1,14 +1,16 @@
 """Triton's interpreter with less Python: it spends most of its time on types and patches.
 
-Values stay as they are. What types alone decide is computed once. Overflow is not looked for: without `debug` nobody is told.
-Written for Triton 3.6: where another one differs, checks fail.
+Values stay as they are. What types alone decide is computed once, and so is what numbers in a kernel's text are as tensors.
+Sides of an operator are broadcast by numpy. Overflow is not looked for: without `debug` nobody is told. Written for Triton 3.6:
+where another one differs, checks fail.
 """
 
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,11 @@ def make_quicker() -> None:
     builder.options = replace(builder.options, sanitize_overflow=False)
     interpreter._get_np_dtype = _numpy_dtypes(interpreter._get_np_dtype)
     interpreter._patch_lang = _patched_once(interpreter._patch_lang)
+    interpreter._patch_attr = _patch_attr
+    interpreter.TensorHandle.__init__ = _handles(interpreter._validate_np_data_size)
+    tl.core._unwrap_if_constexpr = _at_once(tl.core._unwrap_if_constexpr)
     TritonSemantic.computation_type_impl = _remembered_by_types(TritonSemantic.computation_type_impl)
+    TritonSemantic.binary_op_type_checking_impl = _sides(TritonSemantic.binary_op_type_checking_impl)
     TritonSemantic.broadcast_impl_value = _unlike_alone(TritonSemantic.broadcast_impl_value)
     tl.core.block_type.__init__ = _block_types(tl.core.block_type.__init__)
     tl.core.tensor.__init__ = _init_tensor
@@ -59,6 +65,94 @@ def _patched_once(patch: Any) -> Any:
         return _Stays()
 
     return patched
+
+
+_BUILTIN = tl.core.builtin(len).__code__  # of the function that looks for `_semantic`, and calls
+
+
+def _patch_attr(of: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+    semantic = TritonSemantic(builder)
+    called = member.__wrapped__ if member.__code__ is _BUILTIN else member
+
+    def interpreted(*args: Any, **options: Any) -> Any:
+        options["_semantic"] = semantic
+        return called(*args, **options)
+
+    scope.set_attr(of, name, interpreted)
+
+
+def _handles(fits: Any) -> Any:
+    """Values of a type. That they fit is looked for once for each two types."""
+    known = set[tuple[Any, str]]()
+
+    def init_handle(self: Any, data: Any, dtype: Any, attr: dict[str, Any] | None = None) -> None:
+        self.data, self.dtype, self.attr = data, dtype, {} if attr is None else attr
+        if (key := (data.dtype, dtype.name)) not in known:
+            if not fits(data, dtype):
+                raise ValueError(f"{data.dtype} does not fit into {dtype}")
+            known.add(key)
+
+    return init_handle
+
+
+def _at_once(unwrap: Any) -> Any:
+    """What nearly all arguments are is known by their class."""
+    are_it = {tl.core.tensor, tl.core.dtype, int, float, bool, str, type(None)}
+
+    def unwrap_if_constexpr(of: Any) -> Any:
+        kind = type(of)
+        if kind is tl.core.constexpr:
+            return of.value
+        return of if kind in are_it else unwrap(of)
+
+    return unwrap_if_constexpr
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """What an operator makes of a side: a tensor of this type. Of a number it is always the same one."""
+
+    type: Any
+    number: Any  # None: it is a tensor already
+    is_cast: bool
+    is_it: bool
+
+    def made_of(self, side: Any, semantic: Any) -> Any:
+        if self.is_it:
+            return side
+        if self.number is not None:
+            handle = interpreter.TensorHandle(self.number, self.type.scalar)
+        else:
+            handle = (semantic.cast(side, self.type.scalar) if self.is_cast else side).handle
+        return tl.core.tensor(handle, self.type)
+
+
+def _sides(check: Any) -> Any:
+    """By their types, and by the numbers. Shapes are those of types alone: numpy broadcasts what is in them."""
+    known: dict[tuple[Any, ...], tuple[_Side, _Side]] = {}
+
+    def checked(self: Any, lhs: Any, rhs: Any, *options: bool, **named: bool) -> tuple[Any, Any]:
+        key = (_kind(lhs), _kind(rhs), options, *named.items())
+        if key not in known:
+            left, right = check(self, lhs, rhs, *options, **named)
+            known[key] = _side(lhs, left), _side(rhs, right)
+        first, second = known[key]
+        return first.made_of(lhs, self), second.made_of(rhs, self)
+
+    return checked
+
+
+def _kind(of: Any) -> Any:
+    if type(of) is tl.core.tensor:
+        return of.type.name
+    return type(of), str(of)  # -0.0 is not 0.0, and NaN is itself
+
+
+def _side(given: Any, made: Any) -> _Side:
+    if isinstance(given, numbers.Number):
+        return _Side(made.type, made.handle.data.ravel()[:1].copy(), is_cast=False, is_it=False)
+    is_cast = given.dtype != made.dtype
+    return _Side(made.type, None, is_cast, is_it=given.type.name == made.type.name)
 
 
 def _remembered_by_types(compute: Any) -> Any:
