@@ -103,6 +103,12 @@ class _Rows:
     places: list[Placement]
 
     def __call__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        if all(self._is_as_stored(place) for place in self.places):
+            for place in self.places:
+                rows, target = place.source[0], place.target[0]
+                assert isinstance(target, slice)
+                tiles.put_blocks(self.weight, target.start, self.blocks.kind, tensors["weight"][rows])
+            return
         codes, scales, minimums = unpacked(self.blocks, tensors["weight"])
         for place in self.places:
             rows, columns = place.source
@@ -111,6 +117,11 @@ class _Rows:
             assert isinstance(target, slice)
             own = None if minimums is None else minimums[rows, of_groups]
             tiles.put(self.weight, target.start, codes[rows, columns], scales[rows, of_groups], own)
+
+    def _is_as_stored(self, place: Placement) -> bool:
+        """True if these are whole rows, in the file's order, of a kind that is packed without unpacking it."""
+        is_whole = place.source[1] == slice(0, place.stored_shape[1])
+        return is_whole and self.blocks.columns is None and self.blocks.kind in tiles.PACKED
 
 
 @dataclass(slots=True)
@@ -127,8 +138,11 @@ class TiledTable:
         return self.weight.outputs - self.tokens
 
     def take(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        codes, scales, minimums = unpacked(self.blocks, pad(tensors["weight"], (0, 0, 0, self._spare)))
-        tiles.put(self.weight, 0, codes, scales, minimums)
+        stored = pad(tensors["weight"], (0, 0, 0, self._spare))
+        if self.blocks.kind in tiles.PACKED:
+            tiles.put_blocks(self.weight, 0, self.blocks.kind, stored)
+        else:
+            tiles.put(self.weight, 0, *unpacked(self.blocks, stored))
 
     def rows(self, tokens: InputTokens) -> torch.Tensor:
         return self.weight.rows(tokens.ids()).to(self.dtype)

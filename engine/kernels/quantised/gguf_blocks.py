@@ -13,7 +13,7 @@ import torch
 from engine.kernels.quantised import gguf_grids
 from modelfiles.gguf import KINDS
 
-_INT4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # IQ4_NL's and IQ4_XS's
+INT4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # IQ4_NL's and IQ4_XS's
 _E2M1_LEVELS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice the value
 
 
@@ -119,12 +119,12 @@ def _tq2_0(data: torch.Tensor) -> Blocks:
 
 
 def _iq4_nl(data: torch.Tensor) -> Blocks:
-    return Blocks(_planes(data[:, 2:], 16, 4), _half(data[:, :2]), levels=_INT4_LEVELS)
+    return Blocks(_planes(data[:, 2:], 16, 4), _half(data[:, :2]), levels=INT4_LEVELS)
 
 
 def _iq4_xs(data: torch.Tensor) -> Blocks:
     scales = (_planes(data[:, 4:8], 1, 4) | _planes(data[:, 2:4], 1, 2) << 4).float() - 32
-    return Blocks(_planes(data[:, 8:], 16, 4), _half(data[:, :2]) * scales, levels=_INT4_LEVELS)
+    return Blocks(_planes(data[:, 8:], 16, 4), _half(data[:, :2]) * scales, levels=INT4_LEVELS)
 
 
 def _mxfp4(data: torch.Tensor) -> Blocks:

@@ -14,6 +14,7 @@ from struct import Struct
 import torch
 
 from engine.kernels import native
+from engine.kernels.quantised.gguf_blocks import INT4_LEVELS
 from engine.processor import has_avx512, may_multiply_bytes
 
 OUTPUTS = 8  # a tile's
@@ -22,6 +23,9 @@ GROUPS = (16, 32)  # inputs that share a scale in a block
 GATES = {"silu": 1, "gelu_tanh": 2}
 # Instructions that `tiles.c` names beside those of every processor that has the kernels, as /proc/cpuinfo has them.
 VEX = native.NARROW | {"avx_vnni"}
+# GGUF's kinds whose blocks are packed as they are, in the order of `packing.c`.
+PACKED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
+TOO_LARGE = "its scales are too large for float16"
 _CPU = torch.device("cpu")
 
 
@@ -126,7 +130,7 @@ def put(
     bits, group, tiles = weight.bits, weight.group, len(codes) // OUTPUTS
     factors = [each.half() for each in (scales, minimums) if each is not None]
     if not all(each.isfinite().all() for each in factors):
-        raise ValueError("its scales are too large for float16")
+        raise ValueError(TOO_LARGE)
     by_tile = codes.contiguous().view(torch.uint8).view(tiles, OUTPUTS, -1, group)
     if bits == 4:
         halves = by_tile.unflatten(3, (2, group // 8, 4)).permute(
@@ -141,6 +145,31 @@ def put(
     torch.cat(parts, dim=2, out=weight.blocks[first : first + tiles])
 
 
+def put_blocks(weight: Tiles, begin: int, kind: str, data: torch.Tensor) -> None:
+    """Pack rows of a GGUF file's blocks from row `begin` on, as `put` would. `kind` is one of `PACKED`; `data` uint8 [n, bytes].
+
+    Raises ValueError for a factor that is too large for float16.
+    """
+    library, first, refused = native.library(), begin // OUTPUTS, torch.zeros(1, dtype=torch.int64)
+    assert library is not None
+    data, target = data.contiguous(), weight.blocks[first : first + len(data) // OUTPUTS]
+    library.baton_tiles_pack(
+        _PACKING.pack(
+            data.data_ptr(), target.data_ptr(), _levels().data_ptr(), refused.data_ptr(),
+            data.shape[1], len(data), PACKED.index(kind),
+        )
+    )  # fmt: skip
+    if refused.item():
+        raise ValueError(TOO_LARGE)
+
+
+@functools.cache
+def _levels() -> torch.Tensor:
+    return torch.tensor(INT4_LEVELS, dtype=torch.int8)
+
+
+# `Packing` of `packing.c`.
+_PACKING = Struct("4P3q")
 # `Product` of `tiles.c`.
 _PRODUCT = Struct("9P12q")
 

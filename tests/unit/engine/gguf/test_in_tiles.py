@@ -62,22 +62,32 @@ def logprobs_of(engine: Engine) -> dict[int, float]:
     return dict(zip(sampled.logprobs.top_ids, sampled.logprobs.top_logprobs, strict=True))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_tiles_are_the_blocks_but_for_factors_in_16_bits(kind: str) -> None:
-    rows, inputs = 16, 512
+def blocks_of(kind: str, rows: int, inputs: int, size: float = 1e-3) -> np.ndarray:
+    """Random blocks [rows, bytes] whose numbers in float16 are about `size`."""
     random = np.random.default_rng(0)
     data = random.integers(0, 256, (rows, inputs // BLOCK_ELEMENTS[kind] * BLOCK_BYTES[kind]), dtype=np.uint8)
     blocks, has_two = data.reshape(-1, BLOCK_BYTES[kind]), KINDS[kind].has_minimums
     places = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "TQ2_0": (64,), "TQ1_0": (52,), "IQ1_M": ()}
     for at in places.get(kind, (0, 2) if has_two else (0,)):
-        blocks[:, at : at + 2] = random.normal(0, 1e-3, len(blocks)).astype(np.float16)[:, None].view(np.uint8)
+        blocks[:, at : at + 2] = random.normal(0, size, len(blocks)).astype(np.float16)[:, None].view(np.uint8)
     if kind == "IQ1_M":  # the number is in the highest bits of four words
-        own = random.normal(0, 1e-3, len(blocks)).astype(np.float16).view(np.uint16)
+        own = random.normal(0, size, len(blocks)).astype(np.float16).view(np.uint16)
         for word in range(4):
             blocks[:, 49 + 2 * word] = blocks[:, 49 + 2 * word] & 15 | (own >> 4 * word & 15) << 4
-    expected = torch.from_numpy(gguf.dequantize(data, gguf.GGMLQuantizationType[kind]))
+    return data
+
+
+def allocated(kind: str, rows: int, inputs: int) -> Tiles:
     form = KINDS[kind]
-    weight = tiles.allocate(rows, inputs, bits=form.bits, group=form.group, has_minimums=form.has_minimums)
+    return tiles.allocate(rows, inputs, bits=form.bits, group=form.group, has_minimums=form.has_minimums)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tiles_are_the_blocks_but_for_factors_in_16_bits(kind: str) -> None:
+    rows, inputs = 16, 512
+    data, form = blocks_of(kind, rows, inputs), KINDS[kind]
+    expected = torch.from_numpy(gguf.dequantize(data, gguf.GGMLQuantizationType[kind]))
+    weight = allocated(kind, rows, inputs)
     tiles.put(weight, 0, *unpacked(GgufBlocks(kind), torch.from_numpy(data)))
     by_group = expected.unflatten(1, (-1, form.group))
     error = (weight.rows(torch.arange(rows)) - expected).unflatten(1, (-1, form.group)).abs()
@@ -85,6 +95,27 @@ def test_tiles_are_the_blocks_but_for_factors_in_16_bits(kind: str) -> None:
         4 * 2.0**-11 if kind.endswith(("_K", "XS")) or kind.startswith(("IQ1", "IQ2", "IQ3")) else 1e-6
     )  # their factors are products
     assert (error <= bound * by_group.abs().amax(-1, keepdim=True) + 2e-5).all()
+
+
+@pytest.mark.parametrize("size", [1e-7, 1e-3, 10.0])
+@pytest.mark.parametrize("kind", tiles.PACKED)
+def test_blocks_are_packed_as_if_they_were_unpacked(kind: str, size: float) -> None:
+    """Factors of any size: below float16's smallest normal number, and products that are rounded."""
+    data = torch.from_numpy(blocks_of(kind, 24, 768, size))
+    expected, weight = allocated(kind, 24, 768), allocated(kind, 32, 768)
+    tiles.put(expected, 0, *unpacked(GgufBlocks(kind), data))
+    weight.blocks.zero_()
+    tiles.put_blocks(weight, 8, kind, data)
+    assert torch.equal(weight.blocks[1:], expected.blocks)
+    assert not weight.blocks[0].any()
+
+
+@pytest.mark.parametrize(("kind", "size"), [("Q4_1", float("nan")), ("Q8_0", float("inf")), ("Q4_K", 3e4)])
+def test_a_block_whose_factors_float16_does_not_hold_is_refused(kind: str, size: float) -> None:
+    data = torch.from_numpy(blocks_of(kind, 8, 256, 1e-3))
+    data[5, :2] = torch.tensor([size], dtype=torch.float16).view(torch.uint8)
+    with pytest.raises(ValueError, match="too large for float16"):
+        tiles.put_blocks(allocated(kind, 8, 256), 0, kind, data)
 
 
 def test_columns_in_another_order_take_their_factors_along() -> None:
