@@ -1,4 +1,4 @@
-"""A newcomer's first hour in figures: set-up, start, first answer, each command's start, the console's page.
+"""A newcomer's first hour in figures: set-up, start, first answer, a real model's start, each command's, the console's page.
 
     python -m benchmarks.start.first_hour --out DIR             by this checkout's ./baton
     python -m benchmarks.start.first_hour --out DIR --install   by a `baton` that pip installs into an empty environment first
@@ -22,12 +22,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import torch
 
 from benchmarks.environment import ROOT, describe
 from benchmarks.results_format import Result, ResultsPage, notes_of
 from benchmarks.up import serving
 from services.runtime.commands import COMMANDS
+from services.runtime.models.packaged import fetched
 from services.runtime.servers import free_port
 
 REFERENCE = "Baton at 905a377, 2026-11-22 11:00 UTC, two cores shared with other work (load 4 to 11)"
@@ -45,8 +47,11 @@ BEFORE = {
     "page_zipped": 21.485,
 }
 TARGETS = {"start": 0.3, "up_ready": 10.0, "first_answer": 1.0}  # of a start: what a person doesn't notice
+TARGETS |= {"real_first_token": 1.5, "real_gateway_memory": 60.0}
+REAL = "smollm2"
 REPEATS = 7
 READY_S = 120.0
+MOST_TOKENS = 100
 QUESTION = "What is the capital of France?"
 
 
@@ -67,6 +72,7 @@ def main(arguments: Sequence[str]) -> int:
         baton = _installed(page, here) if options.install else str(ROOT / "baton")
         _starts(page, baton, here)
         answered = _serving(page, baton, here)
+        _real(page, baton, here)
     _console(page)
     return int(not answered)
 
@@ -126,9 +132,29 @@ def _serving(page: ResultsPage, baton: str, folder: Path) -> bool:
     return "Paris" in text
 
 
-def _answer(url: str) -> tuple[float, float, str]:
+def _real(page: ResultsPage, baton: str, folder: Path) -> None:
+    """A published model, fetched before: seconds from the start of `up` to the first token, and each process's own memory."""
+    fetched(REAL, lambda line: print(line, file=sys.stderr))
+    port, began = free_port(), time.perf_counter()
+    command = [baton, "up", "--model", REAL, "--port", str(port)]
+    with serving(command, cwd=folder, log=folder / "real.log", ready_s=READY_S) as pid:
+        ready = time.perf_counter() - began
+        _add(page, "real_up_ready", ready)
+        first, _, _ = _answer(f"http://127.0.0.1:{port}", REAL)
+        _add(page, "real_first_token", ready + first, target=TARGETS["real_first_token"])
+        each = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+        _add(page, "real_start_cpu", sum(sum(one.cpu_times()[:2]) for one in each))
+        for process in each:
+            name = next((part.removeprefix("services.") for part in process.cmdline() if "services." in part), "")
+            if name in ("gateway", "decode", "worker"):
+                name, bytes_ = f"real_{name}_memory", process.memory_full_info().pss
+                _add(page, name, bytes_ / 1e6, "MB", TARGETS.get(name))
+
+
+def _answer(url: str, model: str = "demo") -> tuple[float, float, str]:
     """Seconds to the first token and to the end of the first chat, and its text."""
-    body = {"messages": [{"role": "user", "content": QUESTION}], "model": "demo", "stream": True, "temperature": 0}
+    asked_for = {"model": model, "stream": True, "temperature": 0, "max_tokens": MOST_TOKENS}
+    body = asked_for | {"messages": [{"role": "user", "content": QUESTION}]}
     asked = urllib.request.Request(
         f"{url}/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
     )

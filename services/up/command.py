@@ -11,6 +11,7 @@ from services.nursery.beginning import Beginning
 from services.runtime.checks.finding import refuse
 from services.runtime.loading import fail, load_settings
 from services.runtime.log import start_logging
+from services.runtime.memory import importing
 from services.runtime.models.named import all_brought, missing
 from services.runtime.models.serving import serve
 from services.up.checks import before_the_model, examine
@@ -20,8 +21,9 @@ from services.up.settings import UpSettings
 async def run(settings: UpSettings, nursery: Nursery | None) -> None:
     """Start everything, print the welcome, and stop everything when signalled."""
     # Imported here, so that help and errors of options don't wait for them.
-    from services.runtime.signals import until_signalled
-    from services.up.stack import Stack
+    with importing():
+        from services.runtime.signals import until_signalled
+        from services.up.stack import Stack
 
     async with until_signalled() as stopping, Stack(settings, say=_say, nursery=nursery) as stack:
         await stack.start(stopping)
