@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 from common import PREFIX
 from common.settings import ConfigError, Word
 from services.runtime import foreign
+from services.runtime.commands import COMMANDS, settings_of
 from services.runtime.removed import removed_from
 
 # Where a field cannot have the name of its flag.
@@ -172,8 +173,15 @@ class Parser(argparse.ArgumentParser):
                 raise ConfigError(f"{flag}: {said}")
         known = [option for action in self._actions for option in action.option_strings]
         near = difflib.get_close_matches(flag, known, n=1)
-        meant = foreign.ELSEWHERE.get(flag) or (f"did you mean {near[0]}?" if near else "")
+        meant = foreign.ELSEWHERE.get(flag) or _owners(flag) or (f"did you mean {near[0]}?" if near else "")
         raise ConfigError(f"unknown option {flag}{f' ({meant})' if meant else ''}; see {self.prog} --help")
+
+
+def _owners(flag: str) -> str:
+    """The words for an option of other commands; "" if none has it."""
+    kinds = {name: settings_of(name) for name in COMMANDS}
+    owners = [name for name, kind in kinds.items() if kind is not None and flag in map(flag_of, kind.model_fields)]
+    return f"it is an option of {', '.join(f'baton {name}' for name in owners)}" if owners else ""
 
 
 def parser_of(kind: type[BaseModel], command: str, *, everything: bool = False) -> argparse.ArgumentParser:
