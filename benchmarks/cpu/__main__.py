@@ -4,8 +4,8 @@
     python -m benchmarks.cpu --llama-bench PATH --gguf bf16=FILE …         beside llama.cpp's llama-batched-bench, in turn
 
 CPU time of the process, one thread by default: other work on the machine disturbs it less than it does wall time. The arm
-int8 is `--quantization int8`. `benchmarks.cpu.llama_cpp` writes the same weights as GGUF. Beside it, what the arms make of
-the demo model's dialogues.
+int8 is `--quantization int8`, int4 alike. `benchmarks.cpu.llama_cpp` writes the same weights as GGUF. Beside it, what the
+arms make of the demo model's dialogues.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="folder for cpu.md and cpu.json")
     parser.add_argument("--model", type=Path, help="a checkpoint of yours")
     parser.add_argument("--shape", default="qwen2.5-0.5b", help="of benchmarks.weights.checkpoint, with random weights")
-    parser.add_argument("--arms", nargs="+", default=["float32", "bfloat16", "int8"], help="dtypes, or int8")
+    parser.add_argument("--arms", nargs="+", default=["float32", "bfloat16", "int8"], help="dtypes, int8 or int4")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--llama-bench", type=Path, help="llama.cpp's llama-batched-bench")
@@ -101,8 +101,8 @@ def _round(options: argparse.Namespace, model: Path, number: int) -> dict[str, d
 
 
 def config_of(model: Path, arm: str, **limits: int) -> EngineConfig:
-    """The engine of an arm: a dtype, or 8-bit weights."""
-    named = {"quantization": arm} if arm == "int8" else {"dtype": arm}
+    """The engine of an arm: a dtype, or weights in 8 or 4 bits."""
+    named = {"quantization": arm} if arm in ("int8", "int4") else {"dtype": arm}
     return EngineConfig.of(model=model, **named, **limits)
 
 
