@@ -77,6 +77,7 @@ def test_a_hosts_file_names_its_workers_and_their_settings(tmp_path: Path) -> No
     assert (tmp_path / "logs").is_dir()
 
 
+@pytest.mark.usefixtures("judged_here")
 def test_an_entry_with_a_bound_has_spare_workers_beside_those_that_start(tmp_path: Path) -> None:
     file = tmp_path / "host.toml"
     file.write_text(PLAN + 'most = 4\noptions = { device = "fake" }\n[[worker]]\nmodel = "m"\nservice = "prefill"\n')
@@ -86,6 +87,7 @@ def test_an_entry_with_a_bound_has_spare_workers_beside_those_that_start(tmp_pat
     assert plan.spares["m"][0].variables["BATON_WORKER_ID"] == "h-decode-2"
 
 
+@pytest.mark.usefixtures("judged_here")
 def test_what_a_model_and_its_spare_workers_take_of_the_machine_is_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,6 +112,7 @@ PULLED = (
 )
 
 
+@pytest.mark.usefixtures("judged_here")
 def test_a_hosts_file_has_slots_of_workers_for_models_that_are_pulled(tmp_path: Path) -> None:
     file = tmp_path / "host.toml"
     file.write_text(PULLED + '[[worker]]\nmodel = "m"\noptions = { model = "demo" }\n')

@@ -118,12 +118,14 @@ def test_a_slots_spare_workers_are_a_models_own_until_the_last_of_them_has_ended
     assert [worker.id for worker in models.take("org/b", b)] == ["h-worker-1"]
 
 
+@pytest.mark.usefixtures("judged_here")
 def test_a_model_that_spare_workers_cant_serve_is_left_out(cache: Path) -> None:
     put(cache, "org/demo")
     spares = [slot(1, BATON_TENSOR_PARALLEL_SIZE="3")]
     assert PulledModels(PulledPlan(patterns=("*",), slots=[slot(0)], spares=spares)).look() == {}
 
 
+@pytest.mark.usefixtures("judged_here")
 @pytest.mark.parametrize("variables", [{"BATON_TENSOR_PARALLEL_SIZE": "3"}, {"BATON_PIPELINE_PARALLEL_SIZE": "64"}])
 def test_a_model_that_ranks_cant_share_is_left_out_with_what_its_worker_would_say(
     cache: Path, variables: dict[str, str], caplog: pytest.LogCaptureFixture

@@ -151,6 +151,7 @@ def test_a_host_refuses_what_stages_of_ranks_do_not_have_as_it_reads_its_file(tm
         read_written(file)
 
 
+@pytest.mark.usefixtures("judged_here")
 @pytest.mark.parametrize(
     ("worker", "told"),
     [
@@ -202,6 +203,7 @@ def with_a_field(model: Path, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.usefixtures("judged_here")
 @pytest.mark.parametrize("options", [("--keep-alive", "5m"), ("--device", "cuda")], ids=["loaded later", "on GPUs"])
 def test_up_refuses_fields_that_no_worker_knows_where_no_nursery_says_them(
     options: tuple[str, str], tmp_path: Path
