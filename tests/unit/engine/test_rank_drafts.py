@@ -15,19 +15,23 @@ from engine.spec.model import UnsupportedModelError
 from tests.models import build_tiny_model
 from tests.unit.engine.drafts import new_sequences
 from tests.unit.engine.generate import Generator
-from tests.unit.engine.rank_drafts import FOUR, HEADS, MTP, SHORT, config_of, drafted
+from tests.unit.engine.rank_drafts import FOUR, HEADS, MTP, config_of, drafted
 from tests.unit.engine.ranks import engine_of_ranks, threads_of
+
+# Each form of drafter once, and each number of ranks: the others are `long`.
+FIRST = {"eagle3": 4, "dflash": 4, "draft_model": 2, "mimo": 2}
+WIDTHS = [*[(name, width) for name in HEADS for width in (2, 4)], *[(name, 2) for name in MTP]]
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in SHORT else [pytest.mark.long]) for name in (*HEADS, *MTP)]
+    ("name", "size"),
+    [pytest.param(*each, marks=[] if FIRST.get(each[0]) == each[1] else [pytest.mark.long]) for each in WIDTHS],
 )
-def test_ranks_draft_what_one_does(name: str, tmp_path: Path) -> None:
+def test_ranks_draft_what_one_does(name: str, size: int, tmp_path: Path) -> None:
     config = config_of(name, tmp_path)
     answers, drafts = drafted(Engine(config))
     assert sum(bool(each) for one in drafts for each in one) > 3 * 14
-    for size in (2,) if name in MTP else (2, 4):
-        assert drafted(engine_of_ranks(config, size)) == (answers, drafts)
+    assert drafted(engine_of_ranks(config, size)) == (answers, drafts)
 
 
 def test_a_drafter_that_ranks_can_not_share_is_refused_by_name(tmp_path: Path) -> None:

@@ -19,27 +19,25 @@ from engine.lockstep import _Kind
 from engine.parallel.group import RankLostError
 from tests.unit.engine.drafts import check_hand_over
 from tests.unit.engine.generate import Generator, new_sequence, scored
-from tests.unit.engine.rank_drafts import HEADS, SHORT, config_of, drafted, streamed
+from tests.unit.engine.rank_drafts import HEADS, config_of, drafted, streamed
 from tests.unit.engine.ranks import Threads, allocated, asked, engine_of_stages, generated, left_of, threads_of
 
 PATIENCE_S = 60.0
 NOT_YET_S = 0.05
 DEEP = [
-    *[(name, 7, 2) for name in HEADS],
     ("mimo", 4, 2),
-    ("deepseek_v3", 5, 2),
-    ("qwen3_next", 8, 2),
     ("eagle3", 9, 3),
     ("dflash", 7, 4),
     ("draft_model", 5, 3),
 ]
+TWO = [*[(name, 7, 2) for name in HEADS], ("deepseek_v3", 5, 2), ("qwen3_next", 8, 2)]  # `long`: as two stages do below
 MORE = ("dflash+window", "mimo", "deepseek_v3")
 LAYERS = {"mimo": 4, "qwen3_next": 8, "deepseek_v3": 4}  # of models with a layer of their own; 7 of others
 
 
 @pytest.mark.parametrize(
     ("name", "layers", "count"),
-    [pytest.param(*each, marks=[] if each[0] in SHORT else [pytest.mark.long]) for each in DEEP],
+    [*DEEP, *(pytest.param(*each, marks=pytest.mark.long) for each in TWO)],
 )
 def test_the_first_stage_drafts_what_one_process_does(name: str, layers: int, count: int, tmp_path: Path) -> None:
     config = config_of(name, tmp_path, layers=layers)

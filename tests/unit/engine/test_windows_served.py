@@ -31,7 +31,7 @@ BLOCK = 16
 NUM_REQUESTS = 6
 MAX_IDLE = 50  # turns without a pass
 SEEDS = 13
-SOME = {False: range(3), True: range(7, SEEDS)}  # by whether windows have blocks of their own; the others are `long`
+SOME = {False: range(3), True: range(9, SEEDS)}  # by whether windows have blocks of their own; the others are `long`
 
 
 class Served:

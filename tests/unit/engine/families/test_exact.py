@@ -78,6 +78,7 @@ def test_prompts_arrive_beside_sequences_that_decode(bench: Bench) -> None:
     bench.check([*moved, *local], prefill, decode)
 
 
+@of_each_way_to_keep
 def test_drafts_of_any_quality_change_nothing(bench: Bench) -> None:
     plain, _ = bench.generators()
     prompts = [prompt_of(max(length, bench.shortest), seed=3) for length in LENGTHS]
