@@ -41,7 +41,7 @@ CHECKS: list[CheckFunction] = [
     content_type_conformance,
     response_schema_conformance,
 ]
-SHORT_EXAMPLES = 8  # of each operation and mode: one of a conversation takes up to a second to draw
+SHORT_EXAMPLES = 4  # of each operation and mode: one of a conversation takes up to a second to draw
 PARTS = 8
 
 
