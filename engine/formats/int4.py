@@ -84,10 +84,10 @@ class _Take:
     def __call__(self, rows: torch.Tensor, begin: int) -> None:
         step = max(1, _elements_at_once(rows.device) // rows.shape[1] // tiles.OUTPUTS) * tiles.OUTPUTS
         for at in range(0, len(rows), step):
-            codes, scales = quantise_groups(rows[at : at + step], self.group)
             if isinstance(self.matrix, Tiles):
-                tiles.put(self.matrix, begin + at, codes, scales)
+                tiles.put_rounded(self.matrix, begin + at, rows[at : at + step], [each / -8 for each in _SHRUNK])
             else:
+                codes, scales = quantise_groups(rows[at : at + step], self.group)
                 put(self.matrix, begin + at, pack(codes, scales, bits=4, group=self.group))
 
 

@@ -1,6 +1,6 @@
-/* Rows of a GGUF file's blocks into tiles (see `tiles.c`): codes of as many bits as there, scales and minimums in float16.
+/* Rows into tiles (see `tiles.c`): a GGUF file's blocks, with codes of as many bits as there, and floats, rounded to 4 bits.
 
-   What `engine/kernels/quantised/gguf_blocks.py` says of each kind holds here, and a product of float32 is rounded to float16
+   Scales and minimums are float16. What `engine/kernels/quantised/gguf_blocks.py` says of each kind holds here, and a product of float32 is rounded to float16
    once, as there: the bytes are the same. Plain C: no instruction of one processor. */
 #include <stdint.h>
 #include <string.h>
@@ -201,4 +201,80 @@ void baton_tiles_pack(const Packing *p) {
 #define OF(kind) case kind: pack(p, kind); break;
         OF(Q4_0) OF(Q4_1) OF(Q5_0) OF(Q5_1) OF(Q8_0) OF(Q2_K) OF(Q3_K) OF(Q4_K) OF(Q5_K) OF(Q6_K) OF(IQ4_NL) OF(IQ4_XS)
     }
+}
+
+/* -- floats, rounded to 4 bits in groups of 32 --------------------------------------------------------------------- */
+
+enum { GROUP = 32, LANES = 8, MIDDLE = 8, OF_A_TILE = TILE * GROUP / 2 + 2 * TILE };
+
+typedef struct {
+    const float *rows;     /* [outputs, inputs] */
+    uint8_t *tiles;        /* [outputs / TILE, inputs / GROUP, OF_A_TILE] */
+    const float *factors;  /* [num_factors]: scales that are tried, of the number that is furthest from 0 */
+    int64_t *refused;      /* as in `Packing` */
+    int64_t inputs, outputs, num_factors;
+} Rounding;
+
+/* Codes of a group: whole numbers nearest to x / scale, of two the even one. What is no number becomes some code. */
+ALWAYS void codes_of(int32_t *codes, const float *x, float scale) {
+    const float divisor = scale == 0.0f ? 1.0f : scale, whole = 12582912.0f; /* 1.5 * 2^23: its last bit is 1 */
+    for (int i = 0; i < GROUP; i++) {
+        const float moved = x[i] / divisor + whole;
+        memcpy(codes + i, &moved, 4);
+    }
+    for (int i = 0; i < GROUP; i++) {
+        const int32_t code = codes[i] - 0x4b400000, below = code < MIDDLE - 1 ? code : MIDDLE - 1;
+        codes[i] = below > -MIDDLE ? below : -MIDDLE;
+    }
+}
+
+/* The sum of squares that is left with a scale. */
+ALWAYS float left_by(const float *x, float scale) {
+    int32_t codes[GROUP];
+    float squares[GROUP], sums[LANES] = {0};
+    codes_of(codes, x, scale);
+    for (int i = 0; i < GROUP; i++) {
+        const float rest = (float)codes[i] * scale - x[i];
+        squares[i] = rest * rest;
+    }
+    for (int at = 0; at < GROUP; at += LANES)
+        for (int lane = 0; lane < LANES; lane++) sums[lane] += squares[at + lane];
+    return ((sums[0] + sums[4]) + (sums[1] + sums[5])) + ((sums[2] + sums[6]) + (sums[3] + sums[7]));
+}
+
+/* Write a group's codes and scale; return 1 if the latter is no number in float16. */
+ALWAYS int round_group(const Rounding *p, const float *x, uint8_t *out, int output) {
+    float furthest, best = 0.0f, scale = 0.0f;
+    uint32_t sizes[GROUP], largest = 0; /* in the order of their bits; what is no number is the largest */
+    for (int i = 0; i < GROUP; i++) {
+        memcpy(sizes + i, x + i, 4);
+        sizes[i] &= 0x7fffffff;
+    }
+    for (int i = 0; i < GROUP; i++) largest = sizes[i] > largest ? sizes[i] : largest;
+    int first = 0;
+    while (sizes[first] != largest) first++;
+    furthest = x[first];
+    for (int64_t at = 0; at < p->num_factors; at++) {
+        uint8_t half[2];
+        put_factor(half, furthest * p->factors[at]);
+        const float tried = from_half(half), left = left_by(x, tried);
+        if (at == 0 || left < best) best = left, scale = tried;
+    }
+    int32_t codes[GROUP];
+    uint8_t bytes[GROUP];
+    codes_of(codes, x, scale);
+    for (int i = 0; i < GROUP; i++) bytes[i] = (uint8_t)(codes[i] + MIDDLE);
+    put_codes(out + 4 * output, bytes, 4, GROUP);
+    return put_factor(out + TILE * GROUP / 2 + 2 * output, scale);
+}
+
+void baton_tiles_round(const Rounding *p) {
+    const int64_t groups = p->inputs / GROUP;
+    int refused = 0;
+    for (int64_t output = 0; output < p->outputs; output++)
+        for (int64_t g = 0; g < groups; g++) {
+            uint8_t *out = p->tiles + (output / TILE * groups + g) * OF_A_TILE;
+            refused |= round_group(p, p->rows + output * p->inputs + g * GROUP, out, (int)(output % TILE));
+        }
+    *p->refused = refused;
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from struct import Struct
 
@@ -163,13 +164,33 @@ def put_blocks(weight: Tiles, begin: int, kind: str, data: torch.Tensor) -> None
         raise ValueError(TOO_LARGE)
 
 
+def put_rounded(weight: Tiles, begin: int, rows: torch.Tensor, factors: Sequence[float]) -> None:
+    """Round rows [n, K] to 4 bits in groups of 32 inputs, and pack them from row `begin` on.
+
+    A group's scale is one of `factors` times its number that is furthest from 0: the one that leaves the smallest sum of squares.
+    Raises ValueError for numbers that float16 does not scale.
+    """
+    library, first, refused = native.library(), begin // OUTPUTS, torch.zeros(1, dtype=torch.int64)
+    assert library is not None
+    rows, tried = rows.float().contiguous(), torch.tensor(factors, dtype=torch.float32)
+    target = weight.blocks[first : first + len(rows) // OUTPUTS]
+    library.baton_tiles_round(
+        _ROUNDING.pack(
+            rows.data_ptr(), target.data_ptr(), tried.data_ptr(), refused.data_ptr(),
+            rows.shape[1], len(rows), len(tried),
+        )
+    )  # fmt: skip
+    if refused.item():
+        raise ValueError(TOO_LARGE)
+
+
 @functools.cache
 def _levels() -> torch.Tensor:
     return torch.tensor(INT4_LEVELS, dtype=torch.int8)
 
 
-# `Packing` of `packing.c`.
-_PACKING = Struct("4P3q")
+# `Packing` and `Rounding` of `packing.c`.
+_PACKING = _ROUNDING = Struct("4P3q")
 # `Product` of `tiles.c`.
 _PRODUCT = Struct("9P12q")
 

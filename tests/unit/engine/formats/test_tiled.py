@@ -119,6 +119,32 @@ def test_plain_weights_are_quantised_in_groups_of_a_tile(tiny_model: Tiny, tmp_p
         assert (product.weight.rows(torch.arange(len(matrix))) - matrix).abs().max() < 1e-6
 
 
+def test_rows_are_rounded_with_the_scale_that_leaves_the_smallest_squares() -> None:
+    factors = [each / -8 for each in (1.0, 0.94, 0.88, 0.82, 0.76)]
+    rows = torch.randn(16, 256)
+    rows[:, ::31] *= 20
+    rows[3, 32:64], rows[4, 64:96] = 0, 1e-7 * torch.randn(32)
+    weight = tiles.allocate(24, 256, bits=4, group=32, has_minimums=False)
+    tiles.put_rounded(weight, 8, rows, factors)
+    groups = rows.double().unflatten(1, (-1, 32))
+    furthest = groups.gather(2, groups.abs().argmax(dim=2, keepdim=True))
+    left = []
+    for factor in factors:
+        scale = (furthest.float() * factor).half().double()
+        left.append((groups / scale.where(scale != 0, 1.0)).round().clamp(-8, 7).mul(scale).sub(groups).square().sum(2))
+    stored = weight.rows(torch.arange(8, 24)).double().unflatten(1, (-1, 32))
+    assert torch.allclose((stored - groups).square().sum(2), torch.stack(left).amin(0), rtol=1e-4, atol=1e-18)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("-inf"), 1e9])
+def test_rows_that_float16_does_not_scale_are_refused(number: float) -> None:
+    rows = torch.randn(8, 64)
+    rows[5, 40] = number
+    weight = tiles.allocate(8, 64, bits=4, group=32, has_minimums=False)
+    with pytest.raises(ValueError, match="too large for float16"):
+        tiles.put_rounded(weight, 0, rows, [-0.125, -0.11])
+
+
 def test_two_ranks_have_the_parts_of_one(tiny_model: Tiny, tmp_path: Path) -> None:
     form = FORMS["awq"]
     folder = written(tiny_model("llama"), tmp_path / "quantised", form.store, form.config, keeps=form.keeps)
