@@ -73,6 +73,7 @@ async def test_a_device_that_is_not_there_is_one_line(start: Start) -> None:
     [
         (["--model", "/no/such/folder"], "--model /no/such/folder: no config.json"),
         (["--decod", "2"], "unknown option --decod (did you mean --decode?)"),
+        (["--nnodes", "2"], "unknown option --nnodes (it is an option of baton prefill, baton decode, "),
         (["--prefill", "many"], "--prefill (BATON_PREFILL)"),
         (["--host", "0.0.0.0"], "set BATON_API_KEYS"),
         (["--tool-call-parser", "hermse"], "'hermse' is no parser, did you mean 'hermes'?"),

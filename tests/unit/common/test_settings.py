@@ -176,7 +176,6 @@ def test_nothing_is_not_auto_where_a_person_writes_it() -> None:
         (["--enable-lora"], "unknown option --enable-lora (LoRA is not served: merge the adapter into the weights"),
         (["--lora-modules", "a=b"], "unknown option --lora-modules (LoRA is not served"),
         (["--num-speculative-tokens", "4"], "unknown option --num-speculative-tokens (--speculative-config suffix:K)"),
-        (["--nnodes", "2"], "unknown option --nnodes (it is an option of baton prefill, baton decode, "),
         (["--prefil", "2"], "unknown option --prefil (did you mean --prefill?)"),
     ],
 )
