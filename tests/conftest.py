@@ -34,7 +34,7 @@ settings.load_profile("same")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--seeds", type=int, default=250, help="runs of tests/simulation")
+    parser.addoption("--seeds", type=int, default=320, help="runs of tests/simulation")
 
 
 def pytest_configure() -> None:
