@@ -47,6 +47,11 @@ class Case:
 
     def build(self, folder: Path, *, seed: int = 0) -> Path:
         """Write config.json, weights as people publish them, and a tokenizer into `folder`; return `folder`."""
+        self.built(folder, seed=seed)
+        return folder
+
+    def built(self, folder: Path, *, seed: int = 0) -> torch.nn.Module:
+        """Write the same; return what transformers would load of it."""
         config = self.config_object()
         with without_towers():
             model = getattr(transformers, self.architecture())._from_config(config, dtype=torch.float32)
@@ -54,7 +59,8 @@ class Case:
         model.generation_config = transformers.GenerationConfig(eos_token_id=EOS_TOKEN_ID, pad_token_id=0)
         model.save_pretrained(folder)
         build_tokenizer(folder)
-        return folder
+        model.set_attn_implementation("eager")
+        return model.eval()
 
     def architecture(self) -> str:
         """What config.json calls the model."""

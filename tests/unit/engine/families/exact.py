@@ -38,18 +38,21 @@ def asked(request_id: str, prompt: list[int], *, max_tokens: int = NUM_TOKENS) -
 class Bench:
     """The engines of one case. What was never written into their pools is NaN.
 
-    `stored`: the checkpoint as the engines read it, made from the folder, which transformers reads afterwards. `options`: of
-    the engines.
+    `stored`: the checkpoint as the engines read it, made from the folder, which transformers reads afterwards. None: the
+    folder, and transformers' network is the one that wrote it: one that was read gives the same logits. `options`: of the
+    engines.
     """
 
     def __init__(
-        self, case: Case, folder: Path, *, stored: Callable[[Path], Path] = lambda folder: folder, **options: Any
+        self, case: Case, folder: Path, *, stored: Callable[[Path], Path] | None = None, **options: Any
     ) -> None:
-        model = stored(case.build(folder))
-        self.shortest = case.shortest
-        network = getattr(transformers, case.architecture())
-        with without_towers():
-            self._reference = network.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+        self._reference = case.built(folder)
+        self.shortest, model = case.shortest, folder
+        if stored is not None:
+            model, network = stored(folder), getattr(transformers, case.architecture())
+            with without_towers():
+                read = network.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+            self._reference = read.eval()
         self._logprobs: dict[tuple[int, ...], torch.Tensor] = {}
         config = EngineConfig.of(
             model=model, num_blocks=NUM_BLOCKS, max_model_len=case.max_model_len, model_impl=case.model_impl, **options
