@@ -10,7 +10,7 @@ STUCK_S := 300
 PYTEST = $(RUN) pytest -q -rfEs -o faulthandler_timeout=$(STUCK_S) -o faulthandler_exit_on_timeout=true --max-worker-restart=0
 # Python keeps what it compiled, whatever the shell says: the tests start it hundreds of times.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: up setup test long check tiers unit-long compiled models real avx2 properties unit integration e2e fuzz audit simulation chaos-short chaos redis-7 chart clients package hardened containers clean
+.PHONY: up setup test long check tiers unit-long compiled models real avx2 arm properties unit integration e2e fuzz audit simulation chaos-short chaos redis-7 chart clients package hardened containers clean
 
 up: setup
 	@exec ./baton up $(ARGS)
@@ -79,6 +79,13 @@ real: $(VENV)/.testing
 avx2: $(VENV)/.testing
 	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 $(PYTEST) -n 2 --dist worksteal -m "not long" \
 	    tests/unit/engine $(addprefix tests/unit/kernels/test_,cpu.py int8.py) tests/e2e/test_parity.py
+
+# The C kernels on an emulated Arm, bit by bit beside this processor's. Debian's emulator and compiler are installed where they are
+# missing; without root or a mirror the test is skipped with a word.
+arm: $(VENV)/.testing
+	@{ command -v qemu-aarch64-static && command -v aarch64-linux-gnu-gcc; } > /dev/null || \
+	    apt-get install -q -y qemu-user-static gcc-aarch64-linux-gnu libc6-dev-arm64-cross || true
+	$(PYTEST) tests/unit/kernels/test_arm.py
 
 # Property tests with other examples each time, many more of them: what it finds becomes a test of its own.
 properties: $(VENV)/.testing

@@ -56,8 +56,8 @@ def has_avx512() -> bool:
 
     oneDNN reads its own when it is asked here: `settle` comes before.
     """
-    is_limited = torch.backends.cpu.get_cpu_capability() in ("DEFAULT", "AVX2")
-    return not is_limited and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    capability = torch.backends.cpu.get_cpu_capability()  # an Arm's may be SVE
+    return capability.startswith(("AVX512", "AVX10")) and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def may_multiply_bytes() -> bool:

@@ -1,4 +1,4 @@
-"""Kernels in C for x86-64, compiled by this machine's compiler when a model first wants them, and kept in the user's cache.
+"""Kernels in C for x86-64 and Arm, compiled by this machine's compiler when a model first wants them, and kept in a cache.
 
 An image or a package may bring them compiled, beside the source (`python -m engine.kernels.native`). Whoever has no compiler, or
 another processor, computes with torch: `library` is None.
@@ -31,8 +31,12 @@ FOLDER = Path(__file__).parent
 FLAGS = ("-O3", "-shared", "-fPIC", "-std=gnu11", "-ffp-contract=off", "-fwrapv", "-Wl,-z,defs")
 COMPILERS = ("cc", "gcc", "clang")
 COMPILE_S = 120.0
-# Instructions that `shared.h` names, as /proc/cpuinfo has them.
-NARROW = frozenset({"avx2", "fma", "f16c"})
+# Instructions that `vectors.h` names, as /proc/cpuinfo has them.
+NARROW, NEON = frozenset({"avx2", "fma", "f16c"}), frozenset({"asimd"})
+NEEDED = {"x86_64": NARROW, "aarch64": NEON}  # by architecture
+# An Arm's bits of AT_HWCAP.
+AT_HWCAP = 16
+HWCAPS = {"asimd": 1 << 1, "asimddp": 1 << 20}
 
 
 class NotCompiledError(Exception):
@@ -74,15 +78,25 @@ def loaded() -> ctypes.CDLL:
 
 
 def is_suitable() -> bool:
-    """True on an x86-64 with AVX2, unless `ATEN_CPU_CAPABILITY` forbids it."""
-    if sys.platform != "linux" or platform.machine() != "x86_64":
+    """True on an x86-64 with AVX2 and on a 64-bit Arm, unless `ATEN_CPU_CAPABILITY` forbids it."""
+    needed = NEEDED.get(platform.machine())
+    if sys.platform != "linux" or needed is None or os.environ.get("ATEN_CPU_CAPABILITY", "").lower() == "default":
         return False
-    return torch.backends.cpu.get_cpu_capability() != "DEFAULT" and features() >= NARROW
+    # an Arm's torch names no capability but SVE
+    return features() >= needed and (is_arm() or torch.backends.cpu.get_cpu_capability() != "DEFAULT")
+
+
+def is_arm() -> bool:
+    """True on a 64-bit Arm."""
+    return platform.machine() == "aarch64"
 
 
 @functools.cache
 def features() -> frozenset[str]:
-    """This processor's flags in /proc/cpuinfo; none if it can't be read."""
+    """This processor's instructions by their names in /proc/cpuinfo; none if they can't be read."""
+    if is_arm():
+        bits = ctypes.CDLL(None).getauxval(ctypes.c_ulong(AT_HWCAP))
+        return frozenset(name for name, bit in HWCAPS.items() if bits & bit)
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

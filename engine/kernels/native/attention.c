@@ -21,28 +21,21 @@ typedef struct {
     double scale;
 } Attention;
 
-/* Sums of eight vectors, side by side. */
-INLINE(NARROW) __m256 sums_of(const __m256 *x) {
-    const __m256 a = _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
-    const __m256 b = _mm256_hadd_ps(_mm256_hadd_ps(x[4], x[5]), _mm256_hadd_ps(x[6], x[7]));
-    return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
-}
-
-INLINE(NARROW) __m256 eight(const char *from, int64_t at, const int in_half) {
-    if (in_half) return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from + 2 * at)));
-    return _mm256_loadu_ps((const float *)(from + 4 * at));
+INLINE(NARROW) Floats eight(const char *from, int64_t at, const int in_half) {
+    if (in_half) return from_halves8(from + 2 * at);
+    return load8((const float *)(from + 4 * at));
 }
 
 INLINE(NARROW) void add_values(
     float *sum, const float *weights, const char *const *values, int number, int64_t at, const int vectors, const int in_half
 ) {
-    __m256 total[8];
-    for (int v = 0; v < vectors; v++) total[v] = _mm256_loadu_ps(sum + at + 8 * v);
+    Floats total[8];
+    for (int v = 0; v < vectors; v++) total[v] = load8(sum + at + 8 * v);
     for (int i = 0; i < number; i++) {
-        const __m256 weight = _mm256_set1_ps(weights[i]);
-        for (int v = 0; v < vectors; v++) total[v] = _mm256_fmadd_ps(weight, eight(values[i], at + 8 * v, in_half), total[v]);
+        const Floats weight = set8(weights[i]);
+        for (int v = 0; v < vectors; v++) total[v] = fma8(weight, eight(values[i], at + 8 * v, in_half), total[v]);
     }
-    for (int v = 0; v < vectors; v++) _mm256_storeu_ps(sum + at + 8 * v, total[v]);
+    for (int v = 0; v < vectors; v++) store8(sum + at + 8 * v, total[v]);
 }
 
 INLINE(NARROW) void attend_some(const Attention *p, int64_t row, int64_t kv_head, int64_t first, const int count, const int in_half) {
@@ -57,9 +50,9 @@ INLINE(NARROW) void attend_some(const Attention *p, int64_t row, int64_t kv_head
     for (int g = 0; g < count; g++) {
         most[g] = p->sinks ? p->sinks[first + g] : -INFINITY;
         total[g] = p->sinks ? 1.0f : 0.0f;
-        for (int64_t at = 0; at < dim; at += 8) _mm256_storeu_ps(sums + g * dim + at, _mm256_setzero_ps());
+        for (int64_t at = 0; at < dim; at += 8) store8(sums + g * dim + at, zero8());
     }
-    const __m256 scale = _mm256_set1_ps((float)p->scale);
+    const Floats scale = set8((float)p->scale);
     for (int64_t position = begin; position < length; position += SOME) {
         const int number = length - position < SOME ? (int)(length - position) : SOME;
         const char *keys[SOME], *values[SOME];
@@ -68,36 +61,33 @@ INLINE(NARROW) void attend_some(const Attention *p, int64_t row, int64_t kv_head
             const int64_t block = p->tables[row * p->of_table + place / block_size];
             keys[i] = pool + (block * p->of_block + place % block_size * p->of_slot) * size;
             values[i] = keys[i] + p->of_plane * size;
-            for (int64_t at = 0; at < dim * size; at += 64) _mm_prefetch(values[i] + at, _MM_HINT_T0);
+            for (int64_t at = 0; at < dim * size; at += 64) __builtin_prefetch(values[i] + at);
         }
         for (int i = 0; i < number; i += AT_ONCE)
             for (int g = 0; g < count; g++) {
-                __m256 products[AT_ONCE];
-                for (int j = 0; j < AT_ONCE; j++) products[j] = _mm256_setzero_ps();
+                Floats products[AT_ONCE];
+                for (int j = 0; j < AT_ONCE; j++) products[j] = zero8();
                 for (int64_t at = 0; at < dim; at += 8) {
-                    const __m256 own = _mm256_loadu_ps(q + g * dim + at);
-                    for (int j = 0; j < AT_ONCE; j++) products[j] = _mm256_fmadd_ps(own, eight(keys[i + j], at, in_half), products[j]);
+                    const Floats own = load8(q + g * dim + at);
+                    for (int j = 0; j < AT_ONCE; j++) products[j] = fma8(own, eight(keys[i + j], at, in_half), products[j]);
                 }
-                _mm256_storeu_ps(scores[g] + i, _mm256_mul_ps(sums_of(products), scale));
+                store8(scores[g] + i, mul8(sums_of_eight(products), scale));
             }
         for (int g = 0; g < count; g++) {
-            __m256 largest = _mm256_set1_ps(most[g]);
-            for (int i = 0; i < number; i += 8) largest = _mm256_max_ps(largest, _mm256_loadu_ps(scores[g] + i));
+            Floats largest = set8(most[g]);
+            for (int i = 0; i < number; i += 8) largest = max8(largest, load8(scores[g] + i));
             const float now = largest_of_eight(largest);
-            const __m256 before = power_of_e(_mm256_set1_ps(most[g] - now));
-            __m256 sum = _mm256_setzero_ps();
+            const Floats before = power_of_e(set8(most[g] - now));
+            Floats sum = zero8();
             for (int i = 0; i < number; i += 8) {
-                const __m256 power = power_of_e(_mm256_sub_ps(_mm256_loadu_ps(scores[g] + i), _mm256_set1_ps(now)));
-                const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-                const __m256i is_one = _mm256_cmpgt_epi32(_mm256_set1_epi32(number - i), lanes);
-                const __m256 own = _mm256_and_ps(power, _mm256_castsi256_ps(is_one));
-                _mm256_storeu_ps(scores[g] + i, own);
-                sum = _mm256_add_ps(sum, own);
+                const Floats own = only8(power_of_e(sub8(load8(scores[g] + i), set8(now))), number - i);
+                store8(scores[g] + i, own);
+                sum = add8(sum, own);
             }
-            total[g] = total[g] * _mm256_cvtss_f32(before) + sum_of_eight(sum);
+            total[g] = total[g] * first8(before) + sum_of_eight(sum);
             most[g] = now;
             for (int64_t at = 0; at < dim; at += 8)
-                _mm256_storeu_ps(sums + g * dim + at, _mm256_mul_ps(_mm256_loadu_ps(sums + g * dim + at), before));
+                store8(sums + g * dim + at, mul8(load8(sums + g * dim + at), before));
             int64_t at = 0;
             for (; at + 64 <= dim; at += 64) add_values(sums + g * dim, scores[g], values, number, at, 8, in_half);
             for (; at + 32 <= dim; at += 32) add_values(sums + g * dim, scores[g], values, number, at, 4, in_half);
@@ -105,9 +95,9 @@ INLINE(NARROW) void attend_some(const Attention *p, int64_t row, int64_t kv_head
         }
     }
     for (int g = 0; g < count; g++) {
-        const __m256 divisor = _mm256_set1_ps(total[g]);
+        const Floats divisor = set8(total[g]);
         float *out = p->out + (row * p->num_heads + first + g) * dim;
-        for (int64_t at = 0; at < dim; at += 8) _mm256_storeu_ps(out + at, _mm256_div_ps(_mm256_loadu_ps(sums + g * dim + at), divisor));
+        for (int64_t at = 0; at < dim; at += 8) store8(out + at, div8(load8(sums + g * dim + at), divisor));
     }
 }
 

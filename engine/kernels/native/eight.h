@@ -2,45 +2,41 @@
 
        NAMED(name)   what the variant calls its functions
        TARGET        its instructions
-       NAMED(codes_of)(bytes, bits), NAMED(dot)(codes, row, shift, bits, group)
+       NAMED(codes_of)(bytes), NAMED(dot)(codes, row, shift, bits, group)
 
-   The latter returns the eight sums of a group's codes times a row's; `shift` is what they are too large by where `codes_of` made
-   signed codes unsigned. */
+   The latter returns the eight sums of a group's codes times a row's; where `codes_of` makes signed codes unsigned, `shift` takes
+   back what this adds. */
 
 INLINE(TARGET) void NAMED(rows)(const Product *p, int64_t tile, int64_t row, const int count, const int bits, const int group) {
     const int64_t num_groups = p->inputs / group, vectors = group * bits / 32, per_step = GROUP / group;
     const uint8_t *block = p->blocks + tile * num_groups * bytes_of_block(p, bits, group);
-    const __m256i low = _mm256_set1_epi8(15);
-    __m256 total[4];
-    for (int at = 0; at < count; at++) total[at] = _mm256_setzero_ps();
+    Floats total[4];
+    for (int at = 0; at < count; at++) total[at] = zero8();
     for (int64_t g = 0; g < num_groups; g++) {
-        __m256i codes[8];
+        Bytes codes[8];
         for (int at = 0; at < vectors; at++) {
-            const __m256i some = _mm256_loadu_si256((const __m256i *)block + at);
-            if (bits == 4) {
-                codes[at + vectors] = _mm256_and_si256(_mm256_srli_epi16(some, 4), low);
-                codes[at] = _mm256_and_si256(some, low);
-            } else
-                codes[at] = NAMED(codes_of)(some);
+            const Bytes some = load_bytes(block + 32 * at);
+            if (bits == 4) codes[at] = low_bits(some), codes[at + vectors] = high_bits(some);
+            else codes[at] = NAMED(codes_of)(some);
         }
         block += 32 * vectors;
-        const __m256 scale = _mm256_cvtph_ps(eight_halves(block));
-        __m256 minimum = _mm256_mul_ps(scale, _mm256_set1_ps((float)-p->middle));
-        if (p->has_minimums) minimum = _mm256_cvtph_ps(eight_halves(block + 2 * TILE));
+        const Floats scale = from_halves8(block);
+        Floats minimum = mul8(scale, set8((float)-p->middle));
+        if (p->has_minimums) minimum = from_halves8(block + 2 * TILE);
         block += 2 * TILE * (1 + p->has_minimums);
         for (int at = 0; at < count; at++) {
             const int64_t place = (row + at) * num_groups + g;
-            const __m256 sum = _mm256_cvtepi32_ps(NAMED(dot)(codes, p->rows + place * group, p->shifts + place, bits, group));
-            const __m256 step = _mm256_set1_ps(p->steps[place / per_step]);
-            total[at] = _mm256_fmadd_ps(_mm256_mul_ps(sum, scale), step, total[at]);
-            if (bits == 4 || p->has_minimums) total[at] = _mm256_fmadd_ps(minimum, _mm256_set1_ps(p->sums[place]), total[at]);
+            const Floats sum = from_words(NAMED(dot)(codes, p->rows + place * group, p->shifts + place, bits, group));
+            const Floats step = set8(p->steps[place / per_step]);
+            total[at] = fma8(mul8(sum, scale), step, total[at]);
+            if (bits == 4 || p->has_minimums) total[at] = fma8(minimum, set8(p->sums[place]), total[at]);
         }
     }
     for (int at = 0; at < count; at++) {
-        if (p->bias) total[at] = _mm256_add_ps(total[at], _mm256_loadu_ps(p->bias + tile * TILE));
+        if (p->bias) total[at] = add8(total[at], load8(p->bias + tile * TILE));
         float *out = p->out + (row + at) * p->stride + tile * TILE;
-        if (p->adds) total[at] = _mm256_add_ps(_mm256_loadu_ps(out), total[at]);
-        _mm256_storeu_ps(out, total[at]);
+        if (p->adds) total[at] = add8(load8(out), total[at]);
+        store8(out, total[at]);
     }
 }
 

@@ -2,6 +2,7 @@
 
    A panel is 32 outputs [K, 32], the last one of a matrix with zeros behind them. Of a gated product it has 16 outputs of the gate,
    and beside them those of up. A row's sums are taken input by input: it depends neither on its batch nor on the number of threads. */
+#ifdef __x86_64__
 #include "wide.h"
 
 enum { ROWS_AT_ONCE = 96, PANELS_AT_ONCE = 4 };
@@ -221,3 +222,4 @@ static __attribute__((target(WIDER))) void average(const void *job, int64_t begi
 }
 
 void baton_floats_means(const Means *p) { baton_in_parallel(average, p, p->num_texts, 1, p->threads); }
+#endif

@@ -1,10 +1,9 @@
-/* Products of rows of floats with matrices of 16-bit floats, and rows of these, for x86-64 with AVX2.
+/* Products of rows of floats with matrices of 16-bit floats, and rows of these, by eight or sixteen floats at a time.
 
    A panel is 32 outputs [K, 32]; the last one of a matrix has as many as are left, [K, N % 32]. Weights are widened exactly. Sums are
    taken input by input, 128 of them, and these sums are added, in both variants alike: a row depends neither on its batch, nor on
    the number of threads, nor on the processor. */
-#include "wide.h"
-#include <string.h>
+#include "panels.h"
 
 enum { ROWS_AT_ONCE = 96, PANELS_AT_ONCE = 4, INPUTS_AT_ONCE = 128 };
 enum { FEW = 16, FEWEST = 3 }; /* for so many rows weights are widened in registers; so few lie in the cache anyhow */
@@ -34,25 +33,19 @@ typedef struct {
     float sums[PANELS_AT_ONCE * ROWS_AT_ONCE * TILE_COLUMNS];
 } Room;
 
-INLINE(NARROW) __m256 eight(const uint16_t *from, const int is_float16) {
-    const __m128i some = _mm_loadu_si128((const __m128i *)from);
-    return is_float16 ? _mm256_cvtph_ps(some) : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(some), 16));
-}
-
-INLINE(WIDER) __m512 sixteen(const uint16_t *from, const int is_float16) {
-    const __m256i some = _mm256_loadu_si256((const __m256i *)from);
-    return is_float16 ? _mm512_cvtph_ps(some) : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(some), 16));
-}
+INLINE(NARROW) Floats eight(const uint16_t *from, const int is_float16) { return is_float16 ? from_halves8(from) : from_bfloats8(from); }
 
 INLINE(NARROW) float one(uint16_t from, const int is_float16) {
-    return is_float16 ? _cvtsh_ss(from) : _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128((int)((uint32_t)from << 16))));
+    if (is_float16) return from_half(from);
+    const uint32_t bits = (uint32_t)from << 16;
+    float same;
+    memcpy(&same, &bits, sizeof same);
+    return same;
 }
 
-INLINE(NARROW) void fetch(const uint16_t *panel) { _mm_prefetch((const char *)(panel + AHEAD), _MM_HINT_T0); }
+INLINE(NARROW) void fetch(const uint16_t *panel) { __builtin_prefetch(panel + AHEAD); }
 
-INLINE(NARROW) void add_eight(float *to, __m256 some) { _mm256_storeu_ps(to, _mm256_add_ps(_mm256_loadu_ps(to), some)); }
-
-INLINE(WIDER) void add_sixteen(float *to, __m512 some) { _mm512_storeu_ps(to, _mm512_add_ps(_mm512_loadu_ps(to), some)); }
+INLINE(NARROW) void add_eight(float *to, Floats some) { store8(to, add8(load8(to), some)); }
 
 /* -- 8 outputs at a time ------------------------------------------------------------------------------------------- */
 
@@ -62,24 +55,24 @@ INLINE(NARROW) void narrow_rows(
 ) {
     const float *x = p->x + row * p->of_row;
     const int64_t of_row = p->of_row, inputs = p->inputs;
-    __m256 sum[6][4];
+    Floats sum[6][4];
 #pragma GCC unroll 6
     for (int i = 0; i < rows; i++)
-        for (int at = begin; at < end; at += 8) sum[i][(at - begin) / 8] = _mm256_setzero_ps();
+        for (int at = begin; at < end; at += 8) sum[i][(at - begin) / 8] = zero8();
     for (int64_t k = 0; k < inputs; k++) {
         const uint16_t *panel = p->panel + k * TILE_COLUMNS;
         const float *widened = p->widened + k * TILE_COLUMNS;
         if (!is_widened) fetch(panel);
 #pragma GCC unroll 2
         for (int at = begin; at < end; at += 16) {
-            const __m256 first = is_widened ? _mm256_loadu_ps(widened + at) : eight(panel + at, is_float16);
-            const __m256 second = is_widened ? _mm256_loadu_ps(widened + at + 8) : eight(panel + at + 8, is_float16);
+            const Floats first = is_widened ? load8(widened + at) : eight(panel + at, is_float16);
+            const Floats second = is_widened ? load8(widened + at + 8) : eight(panel + at + 8, is_float16);
 #pragma GCC unroll 6
             for (int i = 0; i < rows; i++) {
-                __m256 *own = sum[i] + (at - begin) / 8;
-                const __m256 input = _mm256_set1_ps(x[i * of_row + k]);
-                own[0] = _mm256_fmadd_ps(input, first, own[0]);
-                own[1] = _mm256_fmadd_ps(input, second, own[1]);
+                Floats *own = sum[i] + (at - begin) / 8;
+                const Floats input = set8(x[i * of_row + k]);
+                own[0] = fma8(input, first, own[0]);
+                own[1] = fma8(input, second, own[1]);
             }
         }
     }
@@ -105,7 +98,44 @@ INLINE(NARROW) void narrow_tiles(const Part *p, const int is_widened, const int 
     }
 }
 
+/* -- parts, widened or not ------------------------------------------------------------------------------------------- */
+
+/* Zeros behind the last output. */
+INLINE(NARROW) void widen(const Part *p, const int is_float16) {
+    if (p->width == TILE_COLUMNS)
+        for (int64_t k = 0; k < p->inputs; k++) {
+            const uint16_t *panel = p->panel + k * TILE_COLUMNS;
+            float *to = p->widened + k * TILE_COLUMNS;
+            fetch(panel);
+            for (int at = 0; at < TILE_COLUMNS; at += 8) store8(to + at, eight(panel + at, is_float16));
+        }
+    else
+        for (int64_t at = 0; at < p->inputs * TILE_COLUMNS; at++) {
+            const int64_t k = at / TILE_COLUMNS, column = at % TILE_COLUMNS;
+            p->widened[at] = column < p->width ? one(p->panel[k * p->width + column], is_float16) : 0.0f;
+        }
+}
+
+INLINE(NARROW) void narrow_part(const Part *p, const int is_float16) {
+    if (p->rows <= FEW && p->width == TILE_COLUMNS) narrow_tiles(p, 0, is_float16);
+    else widen(p, is_float16), narrow_tiles(p, 1, is_float16);
+}
+
+static __attribute__((target(NARROW))) void narrow(const Part *p, int64_t is_float16) {
+    is_float16 ? narrow_part(p, 1) : narrow_part(p, 0);
+}
+
 /* -- 16 outputs at a time ------------------------------------------------------------------------------------------ */
+
+#ifdef __x86_64__
+#include "wide.h"
+
+INLINE(WIDER) __m512 sixteen(const uint16_t *from, const int is_float16) {
+    const __m256i some = _mm256_loadu_si256((const __m256i *)from);
+    return is_float16 ? _mm512_cvtph_ps(some) : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(some), 16));
+}
+
+INLINE(WIDER) void add_sixteen(float *to, __m512 some) { _mm512_storeu_ps(to, _mm512_add_ps(_mm512_loadu_ps(to), some)); }
 
 INLINE(WIDER) void wide_rows(const Part *p, int64_t row, const int rows, const int is_widened, const int is_float16) {
     const float *x = p->x + row * p->of_row;
@@ -136,41 +166,17 @@ INLINE(WIDER) void wide_tiles(const Part *p, const int is_widened, const int is_
     IN_TILES(0, p->rows, WIDE_ROWS);
 }
 
-/* -- parts, widened or not ------------------------------------------------------------------------------------------- */
-
-/* Zeros behind the last output. */
-INLINE(NARROW) void widen(const Part *p, const int is_float16) {
-    if (p->width == TILE_COLUMNS)
-        for (int64_t k = 0; k < p->inputs; k++) {
-            const uint16_t *panel = p->panel + k * TILE_COLUMNS;
-            float *to = p->widened + k * TILE_COLUMNS;
-            fetch(panel);
-            for (int at = 0; at < TILE_COLUMNS; at += 8) _mm256_storeu_ps(to + at, eight(panel + at, is_float16));
-        }
-    else
-        for (int64_t at = 0; at < p->inputs * TILE_COLUMNS; at++) {
-            const int64_t k = at / TILE_COLUMNS, column = at % TILE_COLUMNS;
-            p->widened[at] = column < p->width ? one(p->panel[k * p->width + column], is_float16) : 0.0f;
-        }
-}
-
-INLINE(NARROW) void narrow_part(const Part *p, const int is_float16) {
-    if (p->rows <= FEW && p->width == TILE_COLUMNS) narrow_tiles(p, 0, is_float16);
-    else widen(p, is_float16), narrow_tiles(p, 1, is_float16);
-}
-
 INLINE(WIDER) void wide_part(const Part *p, const int is_float16) {
     if (p->rows <= FEW && p->width == TILE_COLUMNS) wide_tiles(p, 0, is_float16);
     else widen(p, is_float16), wide_tiles(p, 1, is_float16);
 }
 
-static __attribute__((target(NARROW))) void narrow(const Part *p, int64_t is_float16) {
-    is_float16 ? narrow_part(p, 1) : narrow_part(p, 0);
-}
-
 static __attribute__((target(WIDER))) void wide(const Part *p, int64_t is_float16) {
     is_float16 ? wide_part(p, 1) : wide_part(p, 0);
 }
+#else
+#define wide narrow
+#endif
 
 /* -- pieces of work: some rows with some panels ------------------------------------------------------------------------ */
 

@@ -3,8 +3,7 @@
    A panel is 32 outputs, [K / 2, 32, 2], a last odd input [32] behind them; the last panel of a matrix has as many outputs as are
    left. Rows are rounded to bfloat16. A sum takes pair after pair from the first to the last: a row depends neither on its batch nor
    on the number of threads. */
-#include "wide.h"
-#include <string.h>
+#include "panels.h"
 
 enum { ROWS_AT_ONCE = 192, PANELS_AT_ONCE = 8, PAIRS_AT_ONCE = 128 };
 enum { FEW = 16, FEWEST = 3 }; /* for so many rows a panel is read once; so few lie in the cache anyhow */
@@ -20,7 +19,9 @@ typedef struct {
     int64_t panels_at_once; /* of a piece of work */
 } Product;
 
-#if (defined(__clang__) && __clang_major__ >= 9) || (!defined(__clang__) && __GNUC__ >= 10)
+#if defined(__x86_64__) && ((defined(__clang__) && __clang_major__ >= 9) || (!defined(__clang__) && __GNUC__ >= 10))
+#include "wide.h"
+
 #define PAIRED WIDER ",avx512bf16"
 
 /* Some pairs of a panel, and of rows. */

@@ -1,6 +1,5 @@
 /* Steps between products, on rows of floats: RMSNorm, and the rotation of heads on their way to the pool. */
 #include "shared.h"
-#include <string.h>
 
 typedef struct {
     const float *x;      /* [T, K] */
@@ -12,21 +11,21 @@ typedef struct {
 
 static __attribute__((target(NARROW))) void norm(const void *job, int64_t begin, int64_t end) {
     const Norm *p = job;
-    const __m256 one = _mm256_set1_ps(1.0f);
+    const Floats one = set8(1.0f);
     for (int64_t row = begin; row < end; row++) {
         const float *x = p->x + row * p->inputs;
         float *out = p->out + row * p->inputs;
-        __m256 squares[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
+        Floats squares[2] = {zero8(), zero8()};
         for (int64_t at = 0; at < p->inputs; at += 8) {
-            const __m256 some = _mm256_loadu_ps(x + at);
-            squares[at / 8 % 2] = _mm256_fmadd_ps(some, some, squares[at / 8 % 2]);
+            const Floats some = load8(x + at);
+            squares[at / 8 % 2] = fma8(some, some, squares[at / 8 % 2]);
         }
-        const float mean = sum_of_eight(_mm256_add_ps(squares[0], squares[1])) / (float)p->inputs;
-        const __m256 inverse = _mm256_set1_ps(1.0f / _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(mean + (float)p->eps))));
+        const float mean = sum_of_eight(add8(squares[0], squares[1])) / (float)p->inputs;
+        const Floats inverse = set8(1.0f / root(mean + (float)p->eps));
         for (int64_t at = 0; at < p->inputs; at += 8) {
-            __m256 weight = _mm256_loadu_ps(p->weight + at);
-            if (p->plus_one) weight = _mm256_add_ps(one, weight);
-            _mm256_storeu_ps(out + at, _mm256_mul_ps(_mm256_mul_ps(_mm256_loadu_ps(x + at), inverse), weight));
+            Floats weight = load8(p->weight + at);
+            if (p->plus_one) weight = add8(one, weight);
+            store8(out + at, mul8(mul8(load8(x + at), inverse), weight));
         }
     }
 }
@@ -51,10 +50,10 @@ static __attribute__((target(NARROW))) void rotate(const void *job, int64_t begi
         for (int64_t head = 0; head < rotated; head++)
             for (int64_t at = 0; at < half; at += 8) {
                 float *first = heads + head * p->dim + at, *second = first + half;
-                const __m256 c = _mm256_loadu_ps(cos + at), s = _mm256_loadu_ps(sin + at);
-                const __m256 x = _mm256_loadu_ps(first), y = _mm256_loadu_ps(second);
-                _mm256_storeu_ps(first, _mm256_sub_ps(_mm256_mul_ps(x, c), _mm256_mul_ps(y, s)));
-                _mm256_storeu_ps(second, _mm256_add_ps(_mm256_mul_ps(y, c), _mm256_mul_ps(x, s)));
+                const Floats c = load8(cos + at), s = load8(sin + at);
+                const Floats x = load8(first), y = load8(second);
+                store8(first, sub8(mul8(x, c), mul8(y, s)));
+                store8(second, add8(mul8(y, c), mul8(x, s)));
             }
         if (p->slots[row] < 0) continue;
         const int64_t slot = p->slots[row] / p->block_size * p->of_block + p->slots[row] % p->block_size * p->of_slot;
@@ -64,9 +63,9 @@ static __attribute__((target(NARROW))) void rotate(const void *job, int64_t begi
             if (!p->in_half) memcpy((float *)p->pool + to, from, p->dim * sizeof(float));
             else
                 for (int64_t i = 0; i < p->dim; i += 8) {
-                    const __m256 most = _mm256_set1_ps(65504.0f), some = _mm256_min_ps(most, _mm256_loadu_ps(from + i));
-                    const __m256 within = _mm256_max_ps(_mm256_sub_ps(_mm256_setzero_ps(), most), some); /* NaN stays */
-                    _mm_storeu_si128((__m128i *)((uint16_t *)p->pool + to + i), _mm256_cvtps_ph(within, _MM_FROUND_TO_NEAREST_INT));
+                    const Floats most = set8(65504.0f), some = min8(most, load8(from + i));
+                    const Floats within = max8(sub8(zero8(), most), some); /* NaN stays */
+                    to_halves8((uint16_t *)p->pool + to + i, within);
                 }
         }
     }

@@ -2,6 +2,7 @@
 
    A piece of work is some queries of one head of a text, which may have keys without queries before them. It meets keys SOME at a time, from the first on, so a row depends neither on
    the other texts nor on the number of threads. */
+#ifdef __x86_64__
 #include "wide.h"
 #include <string.h>
 
@@ -175,3 +176,4 @@ static __attribute__((target(WIDER))) void attend(const void *job, int64_t begin
 }
 
 void baton_texts_attend(const Attention *p) { baton_in_parallel(attend, p, p->num_pieces * p->num_heads, 1, p->threads); }
+#endif

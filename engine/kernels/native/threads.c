@@ -4,10 +4,9 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
-#include <x86intrin.h>
 
 enum { MOST_THREADS = 256 };
-enum { SPIN_CYCLES = 100000, SPINS_TO_YIELD = 1000 }; /* a thread looks for work so long, then sleeps */
+enum { SPINS_TO_YIELD = 1000 };
 
 static struct {
     pthread_mutex_t calling, sleeping;
@@ -33,9 +32,10 @@ static void take(void) {
 
 static void *serve(void *argument) {
     const int own = (int)(intptr_t)argument;
+    const uint64_t patience = ticks_of_40_us(); /* a thread looks for work so long, then sleeps */
     for (unsigned seen = 0;;) {
-        const uint64_t began = __rdtsc();
-        while (atomic_load(&pool.number) == seen && __rdtsc() - began < SPIN_CYCLES) _mm_pause();
+        const uint64_t began = ticks();
+        while (atomic_load(&pool.number) == seen && ticks() - began < patience) relax();
         if (atomic_load(&pool.number) == seen) {
             pthread_mutex_lock(&pool.sleeping);
             pool.sleepers++;
@@ -83,6 +83,6 @@ void baton_in_parallel(Work work, const void *job, int64_t end, int64_t chunk, i
     pthread_mutex_unlock(&pool.sleeping);
     take();
     atomic_store(&pool.is_open, 0);
-    for (int spins = 0; atomic_load(&pool.inside); spins++) spins < SPINS_TO_YIELD ? _mm_pause() : (void)sched_yield();
+    for (int spins = 0; atomic_load(&pool.inside); spins++) spins < SPINS_TO_YIELD ? relax() : (void)sched_yield();
     pthread_mutex_unlock(&pool.calling);
 }

@@ -1,4 +1,4 @@
-/* Products of rows with matrices of 4 or 8 bits in groups of inputs, for x86-64 with AVX2.
+/* Products of rows with matrices of 4 or 8 bits in groups of inputs.
 
    Rows are quantised to 8 bits in groups of 32. With x = step * row and w = scale * code + minimum, a group adds
 
@@ -10,10 +10,9 @@
        4 bits: input 4 v + i in the low half, 4 v + i + group / 2 in the high one, unsigned
        8 bits: input 4 v + i, signed
 
-   Sums of products of codes are whole numbers, and floats are added group by group, in both variants alike. So a row depends
+   Sums of products of codes are whole numbers, and floats are added group by group, in every variant alike. So a row depends
    neither on its batch, nor on the number of threads, nor on the processor. */
 #include "shared.h"
-#include <string.h>
 
 enum { GROUP = 32, TILE = 8 };
 enum { ROWS_AT_ONCE = 64 };           /* their codes stay in a core's cache while tiles pass */
@@ -33,174 +32,41 @@ typedef struct {
     int64_t num_rows, inputs, outputs, stride, bits, group, middle, has_minimums, variant, threads, gate, adds;
 } Product;
 
-#define WIDE NARROW ",avx512f,avx512bw,avx512vl,avx512dq,avx512vnni"
-
 INLINE(NARROW) int32_t four(const int8_t *row) {
     int32_t bytes;
     memcpy(&bytes, row, 4);
     return bytes;
 }
 
-INLINE(NARROW) __m128i eight_halves(const uint8_t *block) { return _mm_loadu_si128((const __m128i *)block); }
-
 INLINE(NARROW) int64_t bytes_of_block(const Product *p, int bits, int group) {
     return TILE * group * bits / 8 + 2 * TILE * (1 + p->has_minimums);
 }
 
-/* -- 8 outputs at a time ------------------------------------------------------------------------------------------- */
-
-INLINE(NARROW) __m256i narrow_codes_of(__m256i bytes) { return bytes; }
-
-INLINE(NARROW) __m256i narrow_dot(const __m256i *codes, const int8_t *row, const int32_t *shift, int bits, int group) {
-    const __m256i ones = _mm256_set1_epi16(1);
-    __m256i sum = _mm256_setzero_si256();
-    for (int at = 0; at < group / 4; at++) {
-        __m256i some = _mm256_set1_epi32(four(row + 4 * at));
-        if (bits == 4) /* 16 products of at most 15 * 127 fit 16 bits */
-            sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(codes[at], some));
-        else {
-            __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(codes[at]), _mm256_sign_epi8(some, codes[at]));
-            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
-        }
-    }
-    return bits == 4 ? _mm256_madd_epi16(sum, ones) : sum;
-}
-
-#define NAMED(name) narrow_##name
-#define TARGET NARROW
-#include "eight.h"
-
-/* AVX-VNNI has AVX512-VNNI's instruction for 32 bytes, in another encoding: all but the name of it is the same here. */
-#define DOT_OF_BYTES(multiplied)                                                                                              \
-    INLINE(TARGET) __m256i NAMED(codes_of)(__m256i bytes) { return _mm256_xor_si256(bytes, _mm256_set1_epi8((char)128)); }           \
-    INLINE(TARGET) __m256i NAMED(dot)(const __m256i *codes, const int8_t *row, const int32_t *shift, int bits, int group) {          \
-        __m256i sum = bits == 4 ? _mm256_setzero_si256() : _mm256_set1_epi32(*shift);                                                \
-        for (int at = 0; at < group / 4; at++) sum = multiplied(sum, codes[at], _mm256_set1_epi32(four(row + 4 * at)));              \
-        return sum;                                                                                                                  \
-    }
-
-#define NAMED(name) evex_##name
-#define TARGET WIDE
-DOT_OF_BYTES(_mm256_dpbusd_epi32)
-#include "eight.h"
-
-#if (defined(__clang__) && __clang_major__ >= 12) || (!defined(__clang__) && __GNUC__ >= 11)
-#define NAMED(name) vex_##name
-#define TARGET NARROW ",avxvnni"
-DOT_OF_BYTES(_mm256_dpbusd_avx_epi32)
-#include "eight.h"
+#ifdef __x86_64__
+#include "tiles_x86.h"
 #else
-#define vex_product narrow_product
+#include "tiles_arm.h"
 #endif
 
-/* -- 16 outputs at a time ------------------------------------------------------------------------------------------ */
-
-INLINE(WIDE) __m512i both(const uint8_t *one, const uint8_t *other) {
-    const __m512i first = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)one));
-    return _mm512_inserti64x4(first, _mm256_loadu_si256((const __m256i *)other), 1);
-}
-
-INLINE(WIDE) __m512 both_halves(const uint8_t *one, const uint8_t *other) {
-    return _mm512_cvtph_ps(_mm256_inserti128_si256(_mm256_castsi128_si256(eight_halves(one)), eight_halves(other), 1));
-}
-
-INLINE(WIDE) void wide_rows(const Product *p, int64_t tile, int64_t row, const int count, const int bits, const int group) {
-    const int64_t num_groups = p->inputs / group, vectors = group * bits / 32, per_step = GROUP / group;
-    const uint8_t *block = p->blocks + tile * num_groups * bytes_of_block(p, bits, group);
-    const uint8_t *other = block + num_groups * bytes_of_block(p, bits, group);
-    const __m512i low = _mm512_set1_epi8(15), offset = _mm512_set1_epi8((char)128);
-    __m512 total[8];
-    for (int at = 0; at < count; at++) total[at] = _mm512_setzero_ps();
-    for (int64_t g = 0; g < num_groups; g++) {
-        __m512i codes[8];
-        for (int at = 0; at < vectors; at++) {
-            codes[at] = both(block + 32 * at, other + 32 * at);
-            if (bits == 4) {
-                codes[at + vectors] = _mm512_and_si512(_mm512_srli_epi16(codes[at], 4), low);
-                codes[at] = _mm512_and_si512(codes[at], low);
-            } else
-                codes[at] = _mm512_xor_si512(codes[at], offset); /* unsigned */
-        }
-        block += 32 * vectors, other += 32 * vectors;
-        const __m512 scale = both_halves(block, other);
-        __m512 minimum = _mm512_mul_ps(scale, _mm512_set1_ps((float)-p->middle));
-        if (p->has_minimums) minimum = both_halves(block + 2 * TILE, other + 2 * TILE);
-        block += 2 * TILE * (1 + p->has_minimums), other += 2 * TILE * (1 + p->has_minimums);
-        for (int at = 0; at < count; at++) {
-            const int64_t place = (row + at) * num_groups + g;
-            __m512i whole = bits == 4 ? _mm512_setzero_si512() : _mm512_set1_epi32(p->shifts[place]);
-            for (int i = 0; i < group / 4; i++)
-                whole = _mm512_dpbusd_epi32(whole, codes[i], _mm512_set1_epi32(four(p->rows + place * group + 4 * i)));
-            const __m512 sum = _mm512_cvtepi32_ps(whole), step = _mm512_set1_ps(p->steps[place / per_step]);
-            total[at] = _mm512_fmadd_ps(_mm512_mul_ps(sum, scale), step, total[at]);
-            if (bits == 4 || p->has_minimums) total[at] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(p->sums[place]), total[at]);
-        }
-    }
-    for (int at = 0; at < count; at++) {
-        if (p->bias) total[at] = _mm512_add_ps(total[at], _mm512_loadu_ps(p->bias + tile * TILE));
-        float *out = p->out + (row + at) * p->stride + tile * TILE;
-        if (p->adds) total[at] = _mm512_add_ps(_mm512_loadu_ps(out), total[at]);
-        _mm512_storeu_ps(out, total[at]);
-    }
-}
-
-INLINE(WIDE) void wide_tiles(const Product *p, int64_t tile, int64_t row, int64_t last, const int bits, const int group) {
-    for (; row + 8 <= last; row += 8) wide_rows(p, tile, row, 8, bits, group);
-    if (row + 4 <= last) wide_rows(p, tile, row, 4, bits, group), row += 4;
-    if (row + 3 == last) wide_rows(p, tile, row, 3, bits, group), row += 3;
-    evex_tile(p, tile, row, last, bits, group);
-    evex_tile(p, tile + 1, row, last, bits, group);
-}
-
-/* -- runs of tiles, and rows --------------------------------------------------------------------------------------- */
-
-INLINE(WIDE) void wide_kind(const Product *p, int64_t begin, int64_t end, const int bits, const int group) {
-    for (int64_t row = 0; row < p->num_rows; row += ROWS_AT_ONCE) {
-        const int64_t last = row + ROWS_AT_ONCE < p->num_rows ? row + ROWS_AT_ONCE : p->num_rows;
-        int64_t tile = begin;
-        for (; tile + 2 <= end; tile += 2) wide_tiles(p, tile, row, last, bits, group);
-        if (tile < end) evex_tile(p, tile, row, last, bits, group);
-    }
-}
-
-static __attribute__((target(WIDE))) void wide(const void *job, int64_t begin, int64_t end) {
-    const Product *p = job;
-    if (p->bits == 4) p->group == 32 ? wide_kind(p, begin, end, 4, 32) : wide_kind(p, begin, end, 4, 16);
-    else p->group == 32 ? wide_kind(p, begin, end, 8, 32) : wide_kind(p, begin, end, 8, 16);
-}
-
-INLINE(NARROW) int sum_of(__m256i words) {
-    __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
-    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
-    return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));
-}
-
-INLINE(NARROW) float largest_of_bits(__m256i x) {
-    __m128i most = _mm_max_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
-    most = _mm_max_epi32(most, _mm_shuffle_epi32(most, 0x4e));
-    return _mm_cvtss_f32(_mm_castsi128_ps(_mm_max_epi32(most, _mm_shuffle_epi32(most, 0xb1))));
-}
+/* -- rows ---------------------------------------------------------------------------------------------------------- */
 
 static __attribute__((target(NARROW))) void quantise(const void *job, int64_t begin, int64_t end) {
     const Product *p = job;
     const int64_t num_groups = p->inputs / GROUP, parts = GROUP / p->group;
-    const __m256i in_order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     for (int64_t at = begin * num_groups; at < end * num_groups; at++) {
-        __m256 some[4];
-        __m256i words[4], most = _mm256_setzero_si256();
-        for (int i = 0; i < 4; i++) { /* sizes are in the order of their bits, and NaN is the largest */
-            some[i] = _mm256_loadu_ps(p->x + at * GROUP + 8 * i);
-            most = _mm256_max_epi32(most, _mm256_castps_si256(_mm256_andnot_ps(_mm256_set1_ps(-0.0f), some[i])));
+        Floats some[4];
+        Words words[4], most = zero_words();
+        for (int i = 0; i < 4; i++) {
+            some[i] = load8(p->x + at * GROUP + 8 * i);
+            most = max_sizes(most, some[i]);
         }
-        const float size = largest_of_bits(most);
+        const float size = largest_size(most);
         const float step = size < SMALLEST ? 0.0f : size / 127.0f;
-        const __m256 inverse = _mm256_set1_ps(size < SMALLEST ? 0.0f : 127.0f / size);
-        for (int i = 0; i < 4; i++) words[i] = _mm256_cvtps_epi32(_mm256_mul_ps(some[i], inverse));
-        const __m256i first = _mm256_packs_epi32(words[0], words[1]), second = _mm256_packs_epi32(words[2], words[3]);
-        const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(first, second), in_order);
-        _mm256_storeu_si256((__m256i *)(p->rows + at * GROUP), bytes);
+        const Floats inverse = set8(size < SMALLEST ? 0.0f : 127.0f / size);
+        for (int i = 0; i < 4; i++) words[i] = to_words(mul8(some[i], inverse));
+        store_as_bytes(p->rows + at * GROUP, words);
         p->steps[at] = step;
-        const int lower = sum_of(_mm256_add_epi32(words[0], words[1])), upper = sum_of(_mm256_add_epi32(words[2], words[3]));
+        const int lower = sum_of_words(add_words(words[0], words[1])), upper = sum_of_words(add_words(words[2], words[3]));
         for (int64_t part = 0; part < parts; part++) {
             const int sum = parts == 1 ? lower + upper : part ? upper : lower;
             p->sums[at * parts + part] = step * (float)sum;
@@ -211,17 +77,17 @@ static __attribute__((target(NARROW))) void quantise(const void *job, int64_t be
 
 /* -- gates --------------------------------------------------------------------------------------------------------- */
 
-INLINE(NARROW) __m256 silu(__m256 x) {
-    const __m256 one = _mm256_set1_ps(1.0f), power = power_of_e(_mm256_xor_ps(x, _mm256_set1_ps(-0.0f)));
-    return _mm256_div_ps(x, _mm256_add_ps(one, power));
+INLINE(NARROW) Floats silu(Floats x) {
+    const Floats one = set8(1.0f), power = power_of_e(neg8(x));
+    return div8(x, add8(one, power));
 }
 
 /* 0.5 x (1 + tanh(y)) is x / (1 + exp(-2 y)). */
-INLINE(NARROW) __m256 gelu(__m256 x) {
-    const __m256 cube = _mm256_mul_ps(_mm256_mul_ps(x, x), x);
-    const __m256 inner = _mm256_fmadd_ps(cube, _mm256_set1_ps(0.044715f), x);
-    const __m256 power = power_of_e(_mm256_mul_ps(inner, _mm256_set1_ps(-1.5957691216f)));
-    return _mm256_div_ps(x, _mm256_add_ps(_mm256_set1_ps(1.0f), power));
+INLINE(NARROW) Floats gelu(Floats x) {
+    const Floats cube = mul8(mul8(x, x), x);
+    const Floats inner = fma8(cube, set8(0.044715f), x);
+    const Floats power = power_of_e(mul8(inner, set8(-1.5957691216f)));
+    return div8(x, add8(set8(1.0f), power));
 }
 
 static __attribute__((target(NARROW))) void gate(const void *job, int64_t begin, int64_t end) {
@@ -230,24 +96,12 @@ static __attribute__((target(NARROW))) void gate(const void *job, int64_t begin,
     for (int64_t row = begin; row < end; row++)
         for (int64_t at = 0; at < half; at += 8) {
             const float *from = p->out + row * p->stride + at;
-            const __m256 x = _mm256_loadu_ps(from), up = _mm256_loadu_ps(from + half);
-            _mm256_storeu_ps(p->gated + row * half + at, _mm256_mul_ps(p->gate == SILU ? silu(x) : gelu(x), up));
+            const Floats x = load8(from), up = load8(from + half);
+            store8(p->gated + row * half + at, mul8(p->gate == SILU ? silu(x) : gelu(x), up));
         }
 }
 
 /* -- all of it ----------------------------------------------------------------------------------------------------- */
-
-enum { AVX2, AVX_VNNI, AVX512_VNNI_OF_8, AVX512_VNNI }; /* `Variant` of `tiles.py` */
-enum { FEWEST = 5 };                                     /* fewer rows wait for memory, which one stream of blocks reads faster than two */
-
-static Work variant_of(const Product *p) {
-    switch (p->variant) {
-    case AVX_VNNI: return vex_product;
-    case AVX512_VNNI_OF_8: return evex_product;
-    case AVX512_VNNI: return p->num_rows < FEWEST ? evex_product : wide;
-    }
-    return narrow_product;
-}
 
 void baton_tiles_product(const Product *p) {
     const int64_t tiles = p->outputs / TILE, part = tiles / (4 * p->threads);

@@ -1,9 +1,9 @@
-/* Panels of 32 outputs, a tile of a product of floats in AVX-512's registers, and e to a power of sixteen floats. */
+/* A tile of a product of floats in AVX-512's registers, and e to a power of sixteen floats. */
 #pragma once
-#include "shared.h"
+#include "panels.h"
 
 #define WIDER NARROW ",avx512f,avx512bw,avx512vl,avx512dq"
-enum { TILE_ROWS = 12, TILE_COLUMNS = 32 };
+enum { TILE_ROWS = 12 };
 
 /* sum += x [rows, inputs] times panel [inputs, 32]; `of_row`, `of_input`: from one to the next. In this order for any `rows`. */
 INLINE(WIDER) void add_tile(
@@ -30,20 +30,6 @@ INLINE(WIDER) void add_tile(
         for (; row + 2 <= (end); row += 2) work(2);                     \
         for (; row < (end); row++) work(1);                             \
     } while (0)
-
-static inline int64_t least(int64_t some, int64_t other) { return some < other ? some : other; }
-
-/* Outputs of the panel whose first one is `first`. */
-static inline int64_t width_of(int64_t outputs, int64_t first) { return least(TILE_COLUMNS, outputs - first); }
-
-/* Write rows of sums [rows, 32] with a bias [width] or without, or add them to what is there. */
-static inline void give(float *out, int64_t stride, const float *sums, const float *bias, int64_t rows, int64_t width, int64_t adds) {
-    for (int64_t row = 0; row < rows; row++, sums += TILE_COLUMNS, out += stride)
-        for (int64_t at = 0; at < width; at++) {
-            const float sum = bias ? sums[at] + bias[at] : sums[at];
-            out[at] = adds ? out[at] + sum : sum;
-        }
-}
 
 /* As `power_of_e`; 0 and infinity beyond. */
 INLINE(WIDER) __m512 power_of_e_wide(__m512 x) {

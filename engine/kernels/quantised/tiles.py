@@ -22,21 +22,23 @@ OUTPUTS = 8  # a tile's
 OF_ROWS = 32  # inputs that share a step of a row
 GROUPS = (16, 32)  # inputs that share a scale in a block
 GATES = {"silu": 1, "gelu_tanh": 2}
-# Instructions that `tiles.c` names beside those of every processor that has the kernels, as /proc/cpuinfo has them.
-VEX = native.NARROW | {"avx_vnni"}
 # GGUF's kinds whose blocks are packed as they are, in the order of `packing.c`.
 PACKED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
 TOO_LARGE = "its scales are too large for float16"
+# Instructions that `tiles_x86.h` and `tiles_arm.h` name, beside those of every processor that has the kernels.
+VEX, DOTTED = native.NARROW | {"avx_vnni"}, native.NEON | {"asimddp"}
 _CPU = torch.device("cpu")
 
 
 class Variant(enum.IntEnum):
-    """Instructions that multiply codes, by their numbers in `tiles.c`. All give the same bits."""
+    """Instructions that multiply codes, by their numbers in C. All give the same bits."""
 
     AVX2 = 0
     AVX_VNNI = 1  # bytes, 8 outputs at a time
     AVX512_VNNI_OF_8 = 2  # the same in AVX-512's encoding
     AVX512_VNNI = 3  # bytes, 16 outputs at a time
+    NEON = 4
+    NEON_DOTPROD = 5  # bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,10 +100,10 @@ def is_usable() -> bool:
 
 
 def variants() -> tuple[Variant, ...]:
-    """Those that this processor has: the instructions of 8 bytes by AVX-512's encoding wherever it is wide."""
+    """Those that this processor has."""
     if variant() is Variant.AVX512_VNNI:
         return Variant.AVX2, Variant.AVX512_VNNI_OF_8, Variant.AVX512_VNNI
-    return tuple(dict.fromkeys((Variant.AVX2, variant())))
+    return tuple(dict.fromkeys((Variant.NEON if native.is_arm() else Variant.AVX2, variant())))
 
 
 def allocate(*shape: int, bits: int, group: int, has_minimums: bool, device: torch.device = _CPU) -> Tiles:
@@ -247,6 +249,8 @@ def _multiply(
 @functools.cache
 def variant() -> Variant:
     """The fastest one that this processor has, and that no limit forbids."""
+    if native.is_arm():
+        return Variant.NEON_DOTPROD if native.features() >= DOTTED else Variant.NEON
     if has_avx512() and getattr(torch.cpu, "_is_vnni_supported", lambda: False)():
         return Variant.AVX512_VNNI
     return Variant.AVX_VNNI if native.features() >= VEX and may_multiply_bytes() else Variant.AVX2

@@ -57,7 +57,7 @@ def test_a_settled_process_multiplies_in_bfloat16() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, check=False).returncode == 0
 
 
-@pytest.mark.parametrize("capability", ["DEFAULT", "AVX2"])
+@pytest.mark.parametrize("capability", ["DEFAULT", "AVX2", "SVE256"])
 def test_torch_s_own_limit_is_heeded(capability: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: capability)
     assert not has_avx512()

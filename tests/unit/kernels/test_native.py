@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import logging
 import os
@@ -44,8 +45,8 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_instructions_that_are_asked_for_are_those_that_sources_name() -> None:
     named = dict[str, frozenset[str]]()
-    for source in ("shared.h", "wide.h"):
-        text = (native.FOLDER / source).read_text(encoding="utf-8")
+    for source in ("vectors.h", "wide.h"):
+        text = (native.FOLDER / source).read_text(encoding="utf-8").partition("#else")[0]  # an Arm's are there
         for name, before, found in re.findall(r'#define (NARROW|WIDER) (\w+ )?"([\w,]+)"', text):
             named[name] = frozenset(filter(None, found.split(","))) | named.get(before.strip(), frozenset())
     assert named == {"NARROW": native.NARROW, "WIDER": floats.WIDER}
@@ -60,6 +61,41 @@ def test_a_processor_without_one_of_the_instructions_does_without_the_kernels(
     assert floats.is_usable.__wrapped__()
     monkeypatch.setattr(native, "features", lambda: floats.WIDER - {missing})
     assert not floats.is_usable.__wrapped__()
+
+
+@pytest.mark.parametrize(
+    ("machine", "capability", "features", "limit", "expected"),
+    [
+        ("x86_64", "AVX2", native.NARROW, "", True),
+        ("x86_64", "AVX2", native.NARROW - {"f16c"}, "", False),
+        ("x86_64", "DEFAULT", native.NARROW, "", False),
+        ("x86_64", "AVX2", native.NARROW, "default", False),
+        ("aarch64", "DEFAULT", native.NEON, "", True),
+        ("aarch64", "SVE256", native.NEON, "", True),
+        ("aarch64", "DEFAULT", native.NEON, "default", False),
+        ("aarch64", "DEFAULT", frozenset(), "", False),
+        ("riscv64", "DEFAULT", native.NEON, "", False),
+    ],
+)
+def test_a_processor_suits_by_its_instructions(
+    machine: str, capability: str, features: frozenset[str], limit: str, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(native, "features", lambda: features)
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", limit)
+    assert native.is_suitable() is expected
+
+
+def test_an_arm_s_instructions_are_those_that_its_kernel_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Kernel:
+        def getauxval(self, kind: ctypes.c_ulong) -> int:
+            assert kind.value == native.AT_HWCAP
+            return 1 << 20 | 1 << 1 | 1 << 22
+
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    monkeypatch.setattr("ctypes.CDLL", lambda name: Kernel())
+    assert native.features.__wrapped__() == {"asimd", "asimddp"}
 
 
 def test_without_a_compiler_it_says_so_and_what_to_install(alone: Path, caplog: pytest.LogCaptureFixture) -> None:

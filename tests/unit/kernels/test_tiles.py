@@ -75,31 +75,40 @@ def test_a_row_depends_on_nothing_but_itself(
 
 
 @pytest.mark.parametrize(
-    ("flags", "has_avx512", "limit", "expected"),
+    ("machine", "flags", "has_avx512", "limit", "expected"),
     [
-        (set(), False, "", Variant.AVX2),
-        ({"avx_vnni"}, False, "", Variant.AVX_VNNI),
-        ({"avx_vnni"}, False, "AVX2_VNNI", Variant.AVX_VNNI),
-        ({"avx_vnni"}, False, "avx2", Variant.AVX2),
-        ({"avx_vnni"}, True, "", Variant.AVX512_VNNI),
-        ({"avx512_vnni"}, False, "", Variant.AVX2),
+        ("x86_64", set(), False, "", Variant.AVX2),
+        ("x86_64", {"avx_vnni"}, False, "", Variant.AVX_VNNI),
+        ("x86_64", {"avx_vnni"}, False, "AVX2_VNNI", Variant.AVX_VNNI),
+        ("x86_64", {"avx_vnni"}, False, "avx2", Variant.AVX2),
+        ("x86_64", {"avx_vnni"}, True, "", Variant.AVX512_VNNI),
+        ("x86_64", {"avx512_vnni"}, False, "", Variant.AVX2),
+        ("aarch64", set(), False, "", Variant.NEON),
+        ("aarch64", {"asimddp"}, False, "", Variant.NEON_DOTPROD),
     ],
 )
 def test_a_processor_s_fastest_variant_is_chosen(
-    flags: set[str], has_avx512: bool, limit: str, expected: Variant, monkeypatch: pytest.MonkeyPatch
+    machine: str, flags: set[str], has_avx512: bool, limit: str, expected: Variant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native, "features", lambda: native.NARROW | flags)
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.setattr(native, "features", lambda: native.NEEDED[machine] | flags)
     monkeypatch.setattr(tiles, "has_avx512", lambda: has_avx512)
     monkeypatch.setattr("torch.cpu._is_vnni_supported", lambda: True, raising=False)
     monkeypatch.setenv(BOUND, limit)
     assert tiles.variant.__wrapped__() is expected
 
 
-def test_a_processor_without_one_of_the_instructions_does_without_its_variant(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("machine", "needed", "without"), [("x86_64", tiles.VEX, Variant.AVX2), ("aarch64", tiles.DOTTED, Variant.NEON)]
+)
+def test_a_processor_without_one_of_the_instructions_does_without_its_variant(
+    machine: str, needed: frozenset[str], without: Variant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: machine)
     monkeypatch.setattr(tiles, "has_avx512", lambda: False)
-    for missing in tiles.VEX:
-        monkeypatch.setattr(native, "features", lambda missing=missing: tiles.VEX - {missing})
-        assert tiles.variant.__wrapped__() is Variant.AVX2
+    for missing in needed:
+        monkeypatch.setattr(native, "features", lambda missing=missing: needed - {missing})
+        assert tiles.variant.__wrapped__() is without
 
 
 @pytest.mark.parametrize(("bits", "group", "has_minimums"), KINDS)
