@@ -125,13 +125,18 @@ static __attribute__((target(WIDE))) void wide(const void *job, int64_t begin, i
 }
 
 enum { AVX2, AVX_VNNI, AVX512_VNNI_OF_8, AVX512_VNNI }; /* `Variant` of `tiles.py` */
-enum { FEWEST = 5 };                                     /* fewer rows wait for memory, which one stream of blocks reads faster than two */
+enum { FEWEST = 3, FEW = 8, OF_FEW = 6144 }; /* rows, and codes of rows */
+
+/* Fewer rows wait for memory, which one stream of blocks reads faster than two. So do some whose codes stay beside them in the first cache. */
+static int are_few(const Product *p) {
+    return p->num_rows < FEWEST || (p->num_rows <= FEW && p->num_rows * p->inputs <= OF_FEW);
+}
 
 static Work variant_of(const Product *p) {
     switch (p->variant) {
     case AVX_VNNI: return vex_product;
     case AVX512_VNNI_OF_8: return evex_product;
-    case AVX512_VNNI: return p->num_rows < FEWEST ? evex_product : wide;
+    case AVX512_VNNI: return are_few(p) ? evex_product : wide;
     }
     return narrow_product;
 }
