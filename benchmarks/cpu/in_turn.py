@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
+
+from benchmarks.tables import table
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 
@@ -20,3 +23,21 @@ def milliseconds(ways: Sequence[Mapping[str, Product]], x: torch.Tensor, rounds:
                 copy[name](x)
             times.append(1000 * (time.process_time() - began) / len(ways))
     return found
+
+
+def by_rows(
+    shape: tuple[int, int],
+    ways: Sequence[Mapping[str, Product]],
+    rows: Sequence[int],
+    rounds: int,
+    generator: torch.Generator | None = None,
+) -> str:
+    """A table of the best times for so many `rows` each, of a matrix [N, K]: `ways` are its kinds, once for each copy."""
+    cells = {}
+    for count in rows:
+        x = torch.randn((count, shape[1]), generator=generator)
+        times = milliseconds(ways if count <= 8 else ways[:1], x, rounds)  # more rows are bound by arithmetic
+        own = {name: min(each) for name, each in times.items()}
+        print(shape, count, own, file=sys.stderr, flush=True)
+        cells[f"{count} rows"] = [f"{each:.3g}" for each in own.values()]
+    return "\n".join(table(f"{shape[0]} x {shape[1]}", ways[0], cells))

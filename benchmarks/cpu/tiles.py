@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.cpu.in_turn import Product, milliseconds
+from benchmarks.cpu.in_turn import Product, by_rows
 from benchmarks.environment import describe
-from benchmarks.tables import heading, keep, table
+from benchmarks.tables import heading, keep
 from engine.kernels.quantised import tiles
 from engine.kernels.quantised.tiles import Tiles, Variant
 
@@ -67,15 +67,7 @@ def drawn(outputs: int, inputs: int, bits: int) -> Tiles:
 
 def _table(shape: tuple[int, int], rows: Sequence[int]) -> str:
     copies = -(-(MIB_IN_TURN << 20) // (shape[0] * shape[1]))
-    ways = [kinds(*shape) for _ in range(copies)]
-    cells = {}
-    for count in rows:
-        x = torch.randn(count, shape[1])
-        times = milliseconds(ways if count <= 8 else ways[:1], x, ROUNDS)  # more rows are bound by arithmetic
-        own = {name: min(each) for name, each in times.items()}
-        print(shape, count, own, file=sys.stderr, flush=True)
-        cells[f"{count} rows"] = [f"{each:.3g}" for each in own.values()]
-    return "\n".join(table(f"{shape[0]} x {shape[1]}", ways[0], cells))
+    return by_rows(shape, [kinds(*shape) for _ in range(copies)], rows, ROUNDS)
 
 
 if __name__ == "__main__":

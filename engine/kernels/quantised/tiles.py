@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from struct import Struct
 
@@ -153,17 +153,9 @@ def put_blocks(weight: Tiles, begin: int, kind: str, data: torch.Tensor) -> None
 
     Raises ValueError for a factor that is too large for float16.
     """
-    library, first, refused = native.library(), begin // OUTPUTS, torch.zeros(1, dtype=torch.int64)
+    library = native.library()
     assert library is not None
-    data, target = data.contiguous(), weight.blocks[first : first + len(data) // OUTPUTS]
-    library.baton_tiles_pack(
-        _PACKING.pack(
-            data.data_ptr(), target.data_ptr(), _levels().data_ptr(), refused.data_ptr(),
-            data.shape[1], len(data), PACKED.index(kind),
-        )
-    )  # fmt: skip
-    if refused.item():
-        raise ValueError(TOO_LARGE)
+    _pack(library.baton_tiles_pack, weight, begin, data.contiguous(), _levels(), PACKED.index(kind))
 
 
 def put_rounded(weight: Tiles, begin: int, rows: torch.Tensor, factors: Sequence[float]) -> None:
@@ -172,16 +164,18 @@ def put_rounded(weight: Tiles, begin: int, rows: torch.Tensor, factors: Sequence
     A group's scale is one of `factors` times its number that is furthest from 0: the one that leaves the smallest sum of squares.
     Raises ValueError for numbers that float16 does not scale.
     """
-    library, first, refused = native.library(), begin // OUTPUTS, torch.zeros(1, dtype=torch.int64)
+    library, tried = native.library(), torch.tensor(factors, dtype=torch.float32)
     assert library is not None
-    rows, tried = rows.float().contiguous(), torch.tensor(factors, dtype=torch.float32)
-    target = weight.blocks[first : first + len(rows) // OUTPUTS]
-    library.baton_tiles_round(
-        _ROUNDING.pack(
-            rows.data_ptr(), target.data_ptr(), tried.data_ptr(), refused.data_ptr(),
-            rows.shape[1], len(rows), len(tried),
-        )
-    )  # fmt: skip
+    _pack(library.baton_tiles_round, weight, begin, rows.float().contiguous(), tried, len(tried))
+
+
+def _pack(
+    function: Callable[[bytes], None], weight: Tiles, begin: int, rows: torch.Tensor, numbers: torch.Tensor, last: int
+) -> None:
+    """Have `rows` [n, ..] packed from row `begin` on; `last` is the last field. Raises ValueError for what is refused."""
+    target, refused = weight.blocks[begin // OUTPUTS :][: len(rows) // OUTPUTS], torch.zeros(1, dtype=torch.int64)
+    addresses = (each.data_ptr() for each in (rows, target, numbers, refused))
+    function(_PACKING.pack(*addresses, rows.shape[1], len(rows), last))
     if refused.item():
         raise ValueError(TOO_LARGE)
 
@@ -191,8 +185,8 @@ def _levels() -> torch.Tensor:
     return torch.tensor(INT4_LEVELS, dtype=torch.int8)
 
 
-# `Packing` and `Rounding` of `packing.c`.
-_PACKING = _ROUNDING = Struct("4P3q")
+# `Packing` and `Rounding` of `packing.c`, which have the same fields but for their names.
+_PACKING = Struct("4P3q")
 # `Product` of `tiles.c`.
 _PRODUCT = Struct("9P12q")
 
