@@ -7,15 +7,13 @@ Each in CPU time of one thread, in turn, over copies of the matrix that no cache
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
-from benchmarks.cpu.in_turn import Product, milliseconds
+from benchmarks.cpu.in_turn import Product, milliseconds, options_of
 from benchmarks.environment import describe
 from benchmarks.tables import heading, keep, table
 from engine.formats.int4 import quantise_groups
@@ -29,11 +27,7 @@ DTYPES = (torch.bfloat16, torch.float32)
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="folder for four_bits.md")
-    parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
-    options = parser.parse_args(arguments)
-    torch.set_num_threads(1)
+    options = options_of(arguments, __doc__, "four_bits", ROWS)
     tables = [
         _table(f"{outputs} x {inputs}, {str(dtype).removeprefix('torch.')}", options.rows, (outputs, inputs), dtype)
         for outputs, inputs in SHAPES

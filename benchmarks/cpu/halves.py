@@ -8,15 +8,13 @@ ATEN_CPU_CAPABILITY=avx2 has the kernel's other variant.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
-from benchmarks.cpu.in_turn import Product, by_rows
+from benchmarks.cpu.in_turn import Product, by_rows, options_of
 from benchmarks.environment import describe
 from benchmarks.tables import heading, keep
 from engine.kernels import linear
@@ -29,11 +27,7 @@ LIMITS = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="folder for cpu_halves.md")
-    parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
-    options = parser.parse_args(arguments)
-    torch.set_num_threads(1)
+    options = options_of(arguments, __doc__, "cpu_halves", ROWS)
     facts = describe("benchmarks.cpu.halves", sys.argv[1:], torch.device("cpu"))
     limits = ", ".join(f"{name}={os.environ[name]}" for name in LIMITS if name in os.environ) or "none"
     facts |= {"instructions": "AVX-512" if halves.is_wide() else "AVX2", "limits of these": limits}

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import torch
 
 from benchmarks.tables import table
 
 Product = Callable[[torch.Tensor], torch.Tensor]
+
+
+def options_of(arguments: Sequence[str], said: str | None, page: str, rows: Sequence[int]) -> argparse.Namespace:
+    """The options of a benchmark of products, `--out` and `--rows`. One thread computes from then on."""
+    parser = argparse.ArgumentParser(description=said, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help=f"folder for {page}.md")
+    parser.add_argument("--rows", type=int, nargs="+", default=list(rows))
+    torch.set_num_threads(1)
+    return parser.parse_args(arguments)
 
 
 def milliseconds(ways: Sequence[Mapping[str, Product]], x: torch.Tensor, rounds: int) -> dict[str, list[float]]:

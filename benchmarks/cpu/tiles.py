@@ -7,14 +7,12 @@ Each in CPU time of one thread, in turn, over copies of the matrix that no cache
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
-from benchmarks.cpu.in_turn import Product, by_rows
+from benchmarks.cpu.in_turn import Product, by_rows, options_of
 from benchmarks.environment import describe
 from benchmarks.tables import heading, keep
 from engine.kernels.quantised import tiles
@@ -28,11 +26,7 @@ VARIANTS = tiles.variants()
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="folder for cpu_tiles.md")
-    parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
-    options = parser.parse_args(arguments)
-    torch.set_num_threads(1)
+    options = options_of(arguments, __doc__, "cpu_tiles", ROWS)
     facts = describe("benchmarks.cpu.tiles", sys.argv[1:], torch.device("cpu"))
     lines = heading("Products with tiles of 4 and 8 bits on a CPU", facts, f"the best of {ROUNDS} rounds in turn, ms")
     text = "\n".join(lines) + "\n" + "\n\n".join(_table(shape, options.rows) for shape in SHAPES) + "\n"

@@ -17,7 +17,8 @@ from engine.kernels.quantised.groups import GROUPS, Groups, allocate, pack, put
 from engine.kernels.quantised.tiles import Tiles
 from engine.weights.parameters import Shard, Weights
 
-_SHRUNK = (1.0, 0.94, 0.88, 0.82, 0.76)  # tried ranges of a group, relative to the full one
+# Scales that are tried, of the number that is furthest from 0: codes down to -8 span its whole range, or a part of it.
+_FACTORS = tuple(share / -8 for share in (1.0, 0.94, 0.88, 0.82, 0.76))
 _ELEMENTS_AT_ONCE = 1 << 20  # fits into a core's cache
 _ELEMENTS_AT_ONCE_ON_GPU = 1 << 23  # expanded to float32, several times
 # Temporary bytes an element during quantisation.
@@ -85,7 +86,7 @@ class _Take:
         step = max(1, _elements_at_once(rows.device) // rows.shape[1] // tiles.OUTPUTS) * tiles.OUTPUTS
         for at in range(0, len(rows), step):
             if isinstance(self.matrix, Tiles):
-                tiles.put_rounded(self.matrix, begin + at, rows[at : at + step], [each / -8 for each in _SHRUNK])
+                tiles.put_rounded(self.matrix, begin + at, rows[at : at + step], _FACTORS)
             else:
                 codes, scales = quantise_groups(rows[at : at + step], self.group)
                 put(self.matrix, begin + at, pack(codes, scales, bits=4, group=self.group))
@@ -121,10 +122,10 @@ def quantise_groups(matrix: torch.Tensor, group: int) -> tuple[torch.Tensor, tor
     values = matrix.float().unflatten(1, (-1, group))
     furthest = values.gather(2, values.abs().argmax(dim=2, keepdim=True))
     best = scales = torch.empty(0)
-    for shrunk in _SHRUNK:
-        scale = (furthest * (shrunk / -8)).half().float()
+    for factor in _FACTORS:
+        scale = (furthest * factor).half().float()
         error = (_rounded(values, scale).mul_(scale).sub_(values)).square_().sum(dim=2, keepdim=True)
-        if shrunk == 1.0:
+        if factor == _FACTORS[0]:
             best, scales = error, scale
         else:
             scales = torch.where(error < best, scale, scales)

@@ -2,10 +2,11 @@
 
    Scales and minimums are float16. What `engine/kernels/quantised/gguf_blocks.py` says of each kind holds here, and a product of float32 is rounded to float16
    once, as there: the bytes are the same. Plain C: no instruction of one processor. */
+#include "tile.h"
 #include <stdint.h>
 #include <string.h>
 
-enum { TILE = 8, MOST_INPUTS = 256, MOST_GROUPS = 16, SCALES_OF_K = 12 };
+enum { MOST_INPUTS = 256, MOST_GROUPS = 16, SCALES_OF_K = 12 };
 enum { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS };
 
 typedef struct {
@@ -205,7 +206,7 @@ void baton_tiles_pack(const Packing *p) {
 
 /* -- floats, rounded to 4 bits in groups of 32 --------------------------------------------------------------------- */
 
-enum { GROUP = 32, LANES = 8, MIDDLE = 8, OF_A_TILE = TILE * GROUP / 2 + 2 * TILE };
+enum { LANES = 8, MIDDLE = 8, OF_A_TILE = TILE * GROUP / 2 + 2 * TILE };
 
 typedef struct {
     const float *rows;     /* [outputs, inputs] */

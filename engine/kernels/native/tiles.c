@@ -13,8 +13,8 @@
    Sums of products of codes are whole numbers, and floats are added group by group, in every variant alike. So a row depends
    neither on its batch, nor on the number of threads, nor on the processor. */
 #include "shared.h"
+#include "tile.h"
 
-enum { GROUP = 32, TILE = 8 };
 enum { ROWS_AT_ONCE = 64 };           /* their codes stay in a core's cache while tiles pass */
 enum { SILU = 1, GELU = 2 };          /* a gate's activation; GELU by tanh */
 static const float SMALLEST = 1e-30f; /* a group of smaller inputs is zero */

@@ -96,7 +96,7 @@ def _handles(fits: Any) -> Any:
 
 
 def _at_once(unwrap: Any) -> Any:
-    """What nearly all arguments are is known by their class."""
+    """`_unwrap_if_constexpr`, by the argument's class, which tells nearly always."""
     are_it = {tl.core.tensor, tl.core.dtype, int, float, bool, str, type(None)}
 
     def unwrap_if_constexpr(of: Any) -> Any:
@@ -110,7 +110,7 @@ def _at_once(unwrap: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """What an operator makes of a side: a tensor of this type. Of a number it is always the same one."""
+    """The tensor of this type that an operator makes of a side; a number always becomes the same one."""
 
     type: Any
     number: Any  # None: it is a tensor already
@@ -128,7 +128,7 @@ class _Side:
 
 
 def _sides(check: Any) -> Any:
-    """By their types, and by the numbers. Shapes are those of types alone: numpy broadcasts what is in them."""
+    """`binary_op_type_checking_impl`, once for each two types and numbers. Shapes are of types alone: numpy broadcasts data."""
     known: dict[tuple[Any, ...], tuple[_Side, _Side]] = {}
 
     def checked(self: Any, lhs: Any, rhs: Any, *options: bool, **named: bool) -> tuple[Any, Any]:

@@ -34,7 +34,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(own: Path) -> bytes:
-    """What this machine's plainest variant writes."""
+    """The bytes that the program writes by this machine's plainest variant."""
     return written([str(own)], tiles.variants()[0], is_wide=False)
 
 
@@ -47,7 +47,7 @@ def made(compiler: str, program: Path, *kernels: str) -> Path:
 
 
 def written(command: list[str], variant: Variant, *, is_wide: bool, processor: str = "") -> bytes:
-    """What the program writes of a variant."""
+    """The bytes that the program writes by a variant."""
     environment = os.environ | ({"QEMU_CPU": processor} if processor else {})
     command = [*command, str(int(variant)), str(int(is_wide))]
     return subprocess.run(command, check=True, capture_output=True, env=environment, timeout=RUN_S).stdout

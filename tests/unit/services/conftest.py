@@ -37,7 +37,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 @pytest.fixture
 def judged_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What workers would refuse is read in this process, not in a child: that takes seconds to import torch.
+    """Models are judged in this process, not in a child, which takes seconds to import torch.
 
     Without it, `test_up_refuses_a_model_that_a_role_s_ranks_can_t_share_before_anything_starts` asks a child.
     """
