@@ -75,6 +75,7 @@ class Joined:
     bridge: socket.socket
     links: dict[int, socket.socket] = field(default_factory=dict)
     channels: dict[int, socket.socket] = field(default_factory=dict)
+    let_in: set[tuple[str, int]] = field(default_factory=set)  # kinds and processes: kept once they are answered
 
     @property
     def name(self) -> str:
@@ -159,11 +160,17 @@ class Meeting:
                 self._joined[hello.node] = Joined(hello.node, address, hello.session, end)
                 log.info("node.joined", extra={"node": hello.node, "address": address})
                 return ""
-            kept = {LINK: here.links, CHANNEL: here.channels}.get(hello.kind) if here is not None else None
-            if here is None or kept is None or here.session != hello.session or hello.rank in kept:
+            place = (hello.kind, hello.rank)
+            if (
+                here is None
+                or here.session != hello.session
+                or hello.kind not in (LINK, CHANNEL)
+                or place in here.let_in
+            ):
                 return "it has not joined, or joins again"
             if hello.rank not in self._places.on(hello.node):
                 return f"process {hello.rank} is not one of node {hello.node}'s"
+            here.let_in.add(place)
             return ""
 
     def _keep(self, hello: Hello, end: socket.socket) -> None:

@@ -202,6 +202,23 @@ def test_links_are_taken_of_the_node_that_joined_alone(met: Met) -> None:
         assert "joins again" in hello(more[4], kind="link", session="a", rank=2)
 
 
+def test_a_second_link_is_refused_before_the_first_one_is_kept(met: Met, monkeypatch: pytest.MonkeyPatch) -> None:
+    answered, goes_on = threading.Event(), threading.Event()
+
+    def send_and_stay(end: socket.socket, message: bytes) -> None:
+        send_message(end, message)
+        if not message and not answered.is_set():
+            answered.set()
+            assert goes_on.wait(PATIENCE_S)
+
+    with raw(met) as bridge, raw(met) as first, raw(met) as second:
+        assert hello(bridge, kind="bridge", session="a") == ""
+        monkeypatch.setattr(joining, "send_message", send_and_stay)
+        assert hello(first, kind="link", session="a", rank=2) == ""
+        assert "joins again" in hello(second, kind="link", session="a", rank=2)
+        goes_on.set()
+
+
 def test_waiting_ends_with_the_leader(met: Met) -> None:
     there = met.join(1)
     met.over.set()
