@@ -95,6 +95,7 @@ class Kept:
     bits: int
     group: int
     has_minimums: bool = False
+    has_levels: bool = False  # tiles' of 4 bits
 
 
 # The other kinds have non-uniform levels, or group sizes that the layout lacks.

@@ -22,7 +22,7 @@ from engine.kernels.quantised.tiles import Tiles
 from engine.weights.parameters import Placement, Weights
 
 # Part of a model's fingerprint: another rounding of rows needs another name.
-ROUNDED_IN_GROUPS = "rows of 8 bits in groups"
+ROUNDED_IN_GROUPS = "rows of 8 bits in groups, middles taken off as whole numbers"
 
 
 @dataclass(slots=True)

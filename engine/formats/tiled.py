@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from engine.formats.dense import DENSE, PLAIN_TABLES
 from engine.formats.gguf import KEPT, GgufBlocks, Kept
-from engine.formats.grouped import ROUNDED_IN_GROUPS, TiledLinear, allocate_tiles, cut_within, suits_tiles
+from engine.formats.grouped import ROUNDED_IN_GROUPS, TiledLinear, cut_within, suits_tiles
 from engine.formats.product import (
     ExpertsSpec,
     KeptWhole,
@@ -37,11 +37,15 @@ from engine.kernels.quantised.gguf_blocks import BLOCK_BYTES, BLOCK_ELEMENTS, de
 from engine.kernels.quantised.tiles import Tiles
 from engine.weights.parameters import Parameter, Placement, Shard, Weights
 
-# Levels of IQ1 to IQ4 are codes of 8 bits. MXFP4's scales may be too small for float16, so it is none of them.
+# Levels of IQ1 to IQ3 are codes of 8 bits. MXFP4's scales may be too small for float16, so it is none of them.
 KINDS = {
     **{name: kind for name, kind in KEPT.items() if name != "MXFP4"},
+    "Q5_0": Kept(5, 32),
+    **dict.fromkeys(("Q5_1", "Q5_K"), Kept(5, 32, has_minimums=True)),
+    "Q6_K": Kept(6, 16),
     **dict.fromkeys(("TQ1_0", "TQ2_0"), Kept(4, 32)),
-    **dict.fromkeys(("IQ4_NL", "IQ4_XS", "IQ1_S", "IQ2_XXS", "IQ3_XXS", "IQ3_S"), Kept(8, 32)),
+    **dict.fromkeys(("IQ4_NL", "IQ4_XS"), Kept(4, 32, has_levels=True)),
+    **dict.fromkeys(("IQ1_S", "IQ2_XXS", "IQ3_XXS", "IQ3_S"), Kept(8, 32)),
     **dict.fromkeys(("IQ1_M", "IQ2_XS", "IQ2_S"), Kept(8, 16)),
 }
 
@@ -67,8 +71,8 @@ class GgufTiles:
         return linear
 
     def _allocate(self, shape: tuple[int, ...], weights: Weights) -> Tiles:
-        kind = KINDS[self.blocks.kind]
-        return allocate_tiles(shape, weights, bits=kind.bits, group=kind.group, has_minimums=kind.has_minimums)
+        weights.differing[ROUNDED_IN_GROUPS] += 1
+        return allocated(*shape, kind=self.blocks.kind, device=weights.device)
 
     def _suit(self, places: Iterable[Placement], inputs: int) -> bool:
         """True if tiles hold parts of modules of so many inputs, which are whole blocks."""
@@ -166,10 +170,7 @@ class TiledTables:
         whole_tiles = -(-rows // tiles.OUTPUTS) * tiles.OUTPUTS
         if name is None or len(parameter.parts) > 1 or not tiles.suit(whole_tiles, inputs, KINDS[name].group):
             return PLAIN_TABLES.declare(parameter, weights)
-        kind = KINDS[name]
-        weight = tiles.allocate(
-            whole_tiles, inputs, bits=kind.bits, group=kind.group, has_minimums=kind.has_minimums, device=weights.device
-        )
+        weight = allocated(whole_tiles, inputs, kind=name, device=weights.device)
         table = TiledTable(GgufBlocks(name), weight, rows, weights.dtype)
         stored = inputs // BLOCK_ELEMENTS[name] * BLOCK_BYTES[name]
         raw = replace(parameter, shape=(parameter.shape[0], stored), format=torch.uint8)
@@ -178,14 +179,29 @@ class TiledTables:
         return table
 
 
+def allocated(*shape: int, kind: str, device: torch.device) -> Tiles:
+    """Memory for a matrix [N, K] of a kind's blocks, or for one of each expert [E, N, K]."""
+    own = KINDS[kind]
+    return tiles.allocate(
+        *shape,
+        bits=own.bits,
+        group=own.group,
+        has_minimums=own.has_minimums,
+        has_levels=own.has_levels,
+        device=device,
+    )
+
+
 def unpacked(blocks: GgufBlocks, data: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Return codes [N, K], scales and minimums [N, G] of a matrix's bytes [N, length], as `tiles.put` takes them."""
     kind, found, rows = KINDS[blocks.kind], decoded(blocks.kind, data), len(data)
-    if found.levels:
+    if kind.has_levels:
+        codes = found.codes
+    elif found.levels:
         codes = torch.tensor(found.levels, dtype=torch.int8)[found.codes.flatten().int()]
     else:
         shift = tiles.middle_of(kind.bits, has_minimums=kind.has_minimums) - found.zero
-        codes = (found.codes.short() + shift).to(torch.uint8 if kind.bits == 4 else torch.int8)
+        codes = (found.codes.short() + shift).to(torch.int8 if kind.bits == 8 else torch.uint8)
 
     def of_groups(factors: torch.Tensor) -> torch.Tensor:
         wide = BLOCK_ELEMENTS[blocks.kind] // factors.shape[1] // kind.group

@@ -19,6 +19,8 @@ import stat
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -145,12 +147,23 @@ def _compile(library: Path) -> Path:
     compiler = next(filter(None, map(shutil.which, filter(None, (os.environ.get("CC"), *COMPILERS)))), None)
     if compiler is None:
         raise NotCompiledError(f"no C compiler ({', '.join(COMPILERS)})")
-    files = [str(source) for source in _sources() if source.suffix == ".c"]
-    command = [compiler, *FLAGS, "-o", str(library), *files, "-lpthread"]
+    command = [compiler, *FLAGS, "-o"]
+    with (
+        tempfile.TemporaryDirectory(dir=library.parent) as made,
+        ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads,
+    ):
+        objects = {Path(made) / f"{source.stem}.o": source for source in _sources() if source.suffix == ".c"}
+        for done in [threads.submit(_run, [*command, each, "-c", source]) for each, source in objects.items()]:
+            done.result()
+        _run([*command, library, *objects, "-lpthread"])
+    return library
+
+
+def _run(command: Sequence[str | Path]) -> None:
+    """Run a compiler. Raises NotCompiledError, OSError."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_S, check=False)
     except subprocess.TimeoutExpired:
-        raise NotCompiledError(f"{compiler} took more than {COMPILE_S:.0f} s") from None
+        raise NotCompiledError(f"{command[0]} took more than {COMPILE_S:.0f} s") from None
     if done.returncode:
-        raise NotCompiledError(f"{compiler}: {done.stderr.strip()[-300:]}")
-    return library
+        raise NotCompiledError(f"{command[0]}: {done.stderr.strip()[-300:]}")

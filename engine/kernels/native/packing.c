@@ -1,4 +1,4 @@
-/* Rows into tiles (see `tiles.c`): a GGUF file's blocks, with codes of as many bits as there, and floats, rounded to 4 bits.
+/* Rows into tiles (see `product.h`): a GGUF file's blocks, with codes of as many bits as there, and floats, rounded to 4 bits.
 
    Scales and minimums are float16. What `engine/kernels/quantised/gguf_blocks.py` says of each kind holds here, and a product of float32 is rounded to float16
    once, as there: the bytes are the same. Plain C: no instruction of one processor. */
@@ -12,7 +12,6 @@ enum { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_X
 typedef struct {
     const uint8_t *rows;  /* [outputs, length] */
     uint8_t *tiles;       /* [outputs / TILE, inputs / group, bytes of a block] */
-    const int8_t *levels; /* [16] of IQ4 */
     int64_t *refused;     /* 1 if a factor is no number in float16, else 0 */
     int64_t length, outputs, kind;
 } Packing;
@@ -22,9 +21,9 @@ typedef struct {
 } Kind;
 
 static const Kind KINDS[] = {
-    [Q4_0] = {18, 32, 4, 32, 0},    [Q4_1] = {20, 32, 4, 32, 1},     [Q5_0] = {22, 32, 8, 32, 0},    [Q5_1] = {24, 32, 8, 32, 1},
+    [Q4_0] = {18, 32, 4, 32, 0},    [Q4_1] = {20, 32, 4, 32, 1},     [Q5_0] = {22, 32, 5, 32, 0},    [Q5_1] = {24, 32, 5, 32, 1},
     [Q8_0] = {34, 32, 8, 32, 0},    [Q2_K] = {84, 256, 4, 16, 1},    [Q3_K] = {110, 256, 4, 16, 0},  [Q4_K] = {144, 256, 4, 32, 1},
-    [Q5_K] = {176, 256, 8, 32, 1},  [Q6_K] = {210, 256, 8, 16, 0},   [IQ4_NL] = {18, 32, 8, 32, 0},  [IQ4_XS] = {136, 256, 8, 32, 0},
+    [Q5_K] = {176, 256, 5, 32, 1},  [Q6_K] = {210, 256, 6, 16, 0},   [IQ4_NL] = {18, 32, 4, 32, 0},  [IQ4_XS] = {136, 256, 4, 32, 0},
 };
 
 typedef struct {
@@ -91,7 +90,7 @@ ALWAYS void shifted(uint8_t *codes, int count, int by) {
     for (int i = 0; i < count; i++) codes[i] = (uint8_t)(codes[i] + by);
 }
 
-ALWAYS void decode(Block *block, const uint8_t *bytes, const int8_t *levels, const int kind) {
+ALWAYS void decode(Block *block, const uint8_t *bytes, const int kind) {
     uint8_t some[MOST_GROUPS];
     if (kind <= Q8_0 || kind == IQ4_NL) {
         block->scales[0] = from_half(bytes);
@@ -103,7 +102,6 @@ ALWAYS void decode(Block *block, const uint8_t *bytes, const int8_t *levels, con
         case Q5_0:
             planes(block->codes, bytes + 6, 16, 16, 4, 0);
             planes(block->codes, bytes + 2, 4, 1, 1, 4);
-            shifted(block->codes, 32, -16);
             break;
         case Q5_1:
             planes(block->codes, bytes + 8, 16, 16, 4, 0);
@@ -143,7 +141,6 @@ ALWAYS void decode(Block *block, const uint8_t *bytes, const int8_t *levels, con
             for (int i = 0; i < 16; i++) block->scales[i] = scale * (float)(int8_t)bytes[192 + i];
             planes(block->codes, bytes, 128, 64, 4, 0);
             planes(block->codes, bytes + 128, 64, 32, 2, 4);
-            shifted(block->codes, 256, -32);
             break;
         }
         case IQ4_NL: planes(block->codes, bytes + 2, 16, 16, 4, 0); break;
@@ -156,15 +153,16 @@ ALWAYS void decode(Block *block, const uint8_t *bytes, const int8_t *levels, con
             break;
         }
     }
-    if (kind == IQ4_NL || kind == IQ4_XS)
-        for (int i = 0; i < KINDS[kind].inputs; i++) block->codes[i] = (uint8_t)levels[block->codes[i]];
 }
 
-/* Four inputs of each output side by side; in 4 bits those of the group's second half are the high ones. */
+/* Four inputs of each output side by side; in 4 bits those of the group's second half are the high ones, and what is above 4 bits follows. */
 ALWAYS void put_codes(uint8_t *out, const uint8_t *codes, const int bits, const int group) {
-    uint8_t packed[16];
-    if (bits == 4) {
-        for (int i = 0; i < group / 2; i++) packed[i] = (uint8_t)(codes[i] | codes[i + group / 2] << 4);
+    uint8_t packed[GROUP] = {0};
+    const int more = bits - 4;
+    if (bits < 8) {
+        for (int i = 0; i < group / 2; i++) packed[i] = (uint8_t)((codes[i] & 15) | codes[i + group / 2] << 4);
+        for (int i = 0; more > 0 && i < group; i++)
+            packed[group / 2 + i / 4 * more / 8 * 4 + i % 4] |= (uint8_t)(codes[i] >> 4 << (i / 4 * more % 8));
         codes = packed;
     }
     for (int at = 0; at < group * bits / 32; at++) memcpy(out + 4 * TILE * at, codes + 4 * at, 4);
@@ -186,7 +184,7 @@ ALWAYS void pack(const Packing *p, const int kind) {
         for (int64_t at = 0; at < blocks; at++)
             for (int output = 0; output < TILE; output++) {
                 Block block;
-                decode(&block, p->rows + (tile * TILE + output) * p->length + at * own.bytes, p->levels, kind);
+                decode(&block, p->rows + (tile * TILE + output) * p->length + at * own.bytes, kind);
                 uint8_t *out = p->tiles + (tile * blocks + at) * groups * block_bytes;
                 for (int g = 0; g < groups; g++, out += block_bytes) {
                     put_codes(out + 4 * output, block.codes + g * own.group, own.bits, own.group);
@@ -211,9 +209,9 @@ enum { LANES = 8, MIDDLE = 8, OF_A_TILE = TILE * GROUP / 2 + 2 * TILE };
 typedef struct {
     const float *rows;     /* [outputs, inputs] */
     uint8_t *tiles;        /* [outputs / TILE, inputs / GROUP, OF_A_TILE] */
-    const float *factors;  /* [num_factors]: scales that are tried, of the number that is furthest from 0 */
     int64_t *refused;      /* as in `Packing` */
     int64_t inputs, outputs, num_factors;
+    const float *factors;  /* [num_factors]: scales that are tried, of the number that is furthest from 0 */
 } Rounding;
 
 /* Codes of a group: whole numbers nearest to x / scale, of two the even one. What is no number becomes some code. */

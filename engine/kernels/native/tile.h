@@ -1,4 +1,4 @@
-/* The layout of tiles: see `tiles.c`. */
+/* The layout of tiles: see `product.h`. */
 #pragma once
 
 enum { GROUP = 32, TILE = 8 };

@@ -1,58 +1,15 @@
-/* Products of rows with matrices of 4 or 8 bits in groups of inputs.
+/* Products of rows with matrices in tiles (see `product.h`): rows become codes, tiles are multiplied, gates follow. */
+#include "product.h"
 
-   Rows are quantised to 8 bits in groups of 32. With x = step * row and w = scale * code + minimum, a group adds
-
-       step * scale * sum(code * row) + minimum * step * sum(row).
-
-   A tile is 8 outputs. Its block has the codes of a group of 16 or 32 inputs (`engine/kernels/quantised/tiles.py` packs it), 8
-   scales in float16, and 8 minimums in float16 if there are any. Byte 4 r + i of vector v of 32 bytes belongs to output r:
-
-       4 bits: input 4 v + i in the low half, 4 v + i + group / 2 in the high one, unsigned
-       8 bits: input 4 v + i, signed
-
-   Sums of products of codes are whole numbers, and floats are added group by group, in every variant alike. So a row depends
-   neither on its batch, nor on the number of threads, nor on the processor. */
-#include "shared.h"
-#include "tile.h"
-
-enum { ROWS_AT_ONCE = 64 };           /* their codes stay in a core's cache while tiles pass */
 enum { SILU = 1, GELU = 2 };          /* a gate's activation; GELU by tanh */
 static const float SMALLEST = 1e-30f; /* a group of smaller inputs is zero */
-
-typedef struct {
-    const float *x;        /* [T, K] */
-    const uint8_t *blocks; /* [N / TILE, K / group, bytes of a block] */
-    const float *bias;     /* [N], or NULL */
-    float *out;            /* [T, stride]: N of them are written, or added to */
-    float *gated;          /* [T, N / 2]: act(first half) * second half of them, if there is a gate */
-    int8_t *rows;          /* [T, K] */
-    float *steps;          /* [T, K / GROUP] */
-    float *sums;           /* [T, K / group]: step * sum(row) */
-    int32_t *shifts;       /* [T, K / group]: -128 * sum(row) */
-    int64_t num_rows, inputs, outputs, stride, bits, group, middle, has_minimums, variant, threads, gate, adds;
-} Product;
-
-INLINE(NARROW) int32_t four(const int8_t *row) {
-    int32_t bytes;
-    memcpy(&bytes, row, 4);
-    return bytes;
-}
-
-INLINE(NARROW) int64_t bytes_of_block(const Product *p, int bits, int group) {
-    return TILE * group * bits / 8 + 2 * TILE * (1 + p->has_minimums);
-}
-
-#ifdef __x86_64__
-#include "tiles_x86.h"
-#else
-#include "tiles_arm.h"
-#endif
 
 /* -- rows ---------------------------------------------------------------------------------------------------------- */
 
 static __attribute__((target(NARROW))) void quantise(const void *job, int64_t begin, int64_t end) {
     const Product *p = job;
     const int64_t num_groups = p->inputs / GROUP, parts = GROUP / p->group;
+    const int middle = p->bits == 8 || p->levels ? 128 : (int)p->middle;
     for (int64_t at = begin * num_groups; at < end * num_groups; at++) {
         Floats some[4];
         Words words[4], most = zero_words();
@@ -70,7 +27,7 @@ static __attribute__((target(NARROW))) void quantise(const void *job, int64_t be
         for (int64_t part = 0; part < parts; part++) {
             const int sum = parts == 1 ? lower + upper : part ? upper : lower;
             p->sums[at * parts + part] = step * (float)sum;
-            p->shifts[at * parts + part] = -128 * sum;
+            p->shifts[at * parts + part] = -middle * sum;
         }
     }
 }
@@ -100,6 +57,31 @@ static __attribute__((target(NARROW))) void gate(const void *job, int64_t begin,
             store8(p->gated + row * half + at, mul8(p->gate == SILU ? silu(x) : gelu(x), up));
         }
 }
+
+/* -- variants ------------------------------------------------------------------------------------------------------ */
+
+#ifdef __x86_64__
+enum { AVX2, AVX_VNNI, AVX512_VNNI_OF_8, AVX512_VNNI }; /* `Variant` of `tiles.py` */
+enum { FEWEST = 3, FEW = 8, OF_FEW = 6144 }; /* rows, and codes of rows */
+
+/* Fewer rows wait for memory, which one stream of blocks reads faster than two. So do some whose codes stay beside them in the first cache. */
+static int are_few(const Product *p) {
+    return p->num_rows < FEWEST || (p->num_rows <= FEW && p->num_rows * p->inputs <= OF_FEW);
+}
+
+static Work variant_of(const Product *p) {
+    switch (p->variant) {
+    case AVX_VNNI: return baton_tiles_vex;
+    case AVX512_VNNI_OF_8: return baton_tiles_evex;
+    case AVX512_VNNI: return are_few(p) ? baton_tiles_evex : baton_tiles_wide;
+    }
+    return baton_tiles_avx2;
+}
+#else
+enum { NEON = 4, NEON_DOTPROD = 5 }; /* `Variant` of `tiles.py` */
+
+static Work variant_of(const Product *p) { return p->variant == NEON_DOTPROD ? baton_tiles_dotted : baton_tiles_neon; }
+#endif
 
 /* -- all of it ----------------------------------------------------------------------------------------------------- */
 

@@ -103,6 +103,18 @@ INLINE(NARROW) void store_as_bytes(int8_t *to, const Words *x) {
 INLINE(NARROW) Bytes load_bytes(const uint8_t *from) { return _mm256_loadu_si256((const __m256i *)from); }
 INLINE(NARROW) Bytes low_bits(Bytes x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
 INLINE(NARROW) Bytes high_bits(Bytes x) { return _mm256_and_si256(_mm256_srli_epi16(x, 4), _mm256_set1_epi8(15)); }
+INLINE(NARROW) Bytes or_bytes(Bytes a, Bytes b) { return _mm256_or_si256(a, b); }
+
+/* The bits of `mask` in each byte, once it is moved up by so many places, or down by as many below 0. */
+INLINE(NARROW) Bytes moved_bits(Bytes x, const int up, const int mask) {
+    x = up < 0 ? _mm256_srli_epi16(x, up < 0 ? -up : 0) : _mm256_slli_epi16(x, up < 0 ? 0 : up);
+    return _mm256_and_si256(x, _mm256_set1_epi8((char)mask));
+}
+
+/* One of 16 bytes for each code. */
+INLINE(NARROW) Bytes looked_up(Bytes codes, const int8_t *levels) {
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)levels)), codes);
+}
 
 static inline void relax(void) { _mm_pause(); }
 static inline uint64_t ticks(void) { return __rdtsc(); }
@@ -215,6 +227,20 @@ INLINE(NARROW) Bytes load_bytes(const uint8_t *from) { return (Bytes){vld1q_s8((
 INLINE(NARROW) Bytes low_bits(Bytes x) { return (Bytes){vandq_s8(x.low, vdupq_n_s8(15)), vandq_s8(x.high, vdupq_n_s8(15))}; }
 INLINE(NARROW) int8x16_t high_bits_of_half(int8x16_t x) { return vreinterpretq_s8_u8(vshrq_n_u8(vreinterpretq_u8_s8(x), 4)); }
 INLINE(NARROW) Bytes high_bits(Bytes x) { return (Bytes){high_bits_of_half(x.low), high_bits_of_half(x.high)}; }
+INLINE(NARROW) Bytes or_bytes(Bytes a, Bytes b) { return (Bytes){vorrq_s8(a.low, b.low), vorrq_s8(a.high, b.high)}; }
+
+INLINE(NARROW) int8x16_t moved_bits_of_half(int8x16_t x, const int up, const int mask) {
+    const uint8x16_t moved = vshlq_u8(vreinterpretq_u8_s8(x), vdupq_n_s8((int8_t)up)); /* down where `up` is negative */
+    return vreinterpretq_s8_u8(vandq_u8(moved, vdupq_n_u8((uint8_t)mask)));
+}
+INLINE(NARROW) Bytes moved_bits(Bytes x, const int up, const int mask) {
+    return (Bytes){moved_bits_of_half(x.low, up, mask), moved_bits_of_half(x.high, up, mask)};
+}
+
+INLINE(NARROW) Bytes looked_up(Bytes codes, const int8_t *levels) {
+    const int8x16_t table = vld1q_s8(levels);
+    return (Bytes){vqtbl1q_s8(table, vreinterpretq_u8_s8(codes.low)), vqtbl1q_s8(table, vreinterpretq_u8_s8(codes.high))};
+}
 
 static inline void relax(void) { __asm__ volatile("yield"); }
 static inline uint64_t ticks(void) {

@@ -1,7 +1,8 @@
-"""Products on a CPU with weights of 4 or 8 bits in groups, as they are stored. T tokens, K inputs, N outputs, G groups of a row.
+"""Products on a CPU with weights of 4, 5, 6 or 8 bits in groups, as they are stored.
 
-Rows are quantised to 8 bits in groups of 32 inputs, and codes are multiplied as whole numbers
-(`engine/kernels/native/tiles.c`, which says what a block holds). A row depends neither on its batch nor on the processor.
+T tokens, K inputs, N outputs, G groups of a row. Rows are quantised to 8 bits in groups of 32 inputs, and codes are
+multiplied as whole numbers (`engine/kernels/native/product.h`, which says what a block holds). A row depends neither on its
+batch nor on the processor.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import enum
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from struct import Struct
+from struct import Struct, pack
 
 import torch
 
@@ -21,11 +22,12 @@ from engine.processor import has_avx512, may_multiply_bytes
 OUTPUTS = 8  # a tile's
 OF_ROWS = 32  # inputs that share a step of a row
 GROUPS = (16, 32)  # inputs that share a scale in a block
+OF_WIDTH = {5: 32, 6: 16}  # the one group that some widths have
 GATES = {"silu": 1, "gelu_tanh": 2}
 # GGUF's kinds whose blocks are packed as they are, in the order of `packing.c`.
 PACKED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
 TOO_LARGE = "its scales are too large for float16"
-# Instructions that `tiles_x86.h` and `tiles_arm.h` name, beside those of every processor that has the kernels.
+# Instructions that `tiles_bytes.c` names, beside those of every processor that has the kernels.
 VEX, DOTTED = native.NARROW | {"avx_vnni"}, native.NEON | {"asimddp"}
 _CPU = torch.device("cpu")
 
@@ -45,13 +47,14 @@ class Variant(enum.IntEnum):
 class Tiles:
     """A matrix [N, K], or one of each expert: an element is `scale * (code - middle)`, or `scale * code + minimum`.
 
-    8-bit codes are signed, and their middle is 0.
+    8-bit codes are signed, and their middle is 0. With levels it is `scale * INT4_LEVELS[code]`.
     """
 
     blocks: torch.Tensor  # uint8 [..., N / OUTPUTS, K / group, bytes of a block]
-    bits: int  # 4 or 8
+    bits: int  # 4, 5, 6 or 8
     group: int  # one of `GROUPS`
     has_minimums: bool
+    has_levels: bool = False  # 4 bits in groups of 32 alone
 
     @property
     def outputs(self) -> int:
@@ -81,17 +84,26 @@ class Tiles:
         bytes_ = blocks[..., : self._code_bytes].unflatten(2, (-1, OUTPUTS, 4))[own, :, :, place].flatten(2)
         halves = blocks[..., self._code_bytes :].contiguous().view(torch.float16).unflatten(2, (-1, OUTPUTS))
         factors = halves[own, :, :, place].float()  # [T, G, 1 or 2]
-        if self.bits == 4:
-            codes = torch.cat((bytes_ & 15, bytes_ >> 4), dim=-1).float().sub_(self.middle)
-        else:
-            codes = bytes_.view(torch.int8).float()
-        found = codes.mul_(factors[..., :1])
+        found = self._codes(bytes_).mul_(factors[..., :1])
         return (found.add_(factors[..., 1:]) if self.has_minimums else found).flatten(1)
+
+    def _codes(self, packed: torch.Tensor) -> torch.Tensor:
+        """Return the codes [T, G, group] of one output's bytes, from `middle` on, in float32."""
+        if self.bits == 8:
+            return packed.view(torch.int8).float()
+        lowest = packed[..., : self.group // 2]
+        codes = torch.cat((lowest & 15, lowest >> 4), dim=-1)
+        if self.has_levels:
+            return _levels().float()[codes.int()]
+        if more := self.bits - 4:
+            rest = packed[..., self.group // 2 :].unflatten(2, (-1, 1, 4)) >> _places(more)
+            codes |= (rest & ((1 << more) - 1)).flatten(2) << 4
+        return codes.float().sub_(self.middle)
 
 
 def middle_of(bits: int, *, has_minimums: bool) -> int:
     """The code of zero."""
-    return 8 if bits == 4 and not has_minimums else 0
+    return 0 if bits == 8 or has_minimums else 1 << (bits - 1)
 
 
 def is_usable() -> bool:
@@ -106,16 +118,18 @@ def variants() -> tuple[Variant, ...]:
     return tuple(dict.fromkeys((Variant.NEON if native.is_arm() else Variant.AVX2, variant())))
 
 
-def allocate(*shape: int, bits: int, group: int, has_minimums: bool, device: torch.device = _CPU) -> Tiles:
+def allocate(
+    *shape: int, bits: int, group: int, has_minimums: bool, has_levels: bool = False, device: torch.device = _CPU
+) -> Tiles:
     """Return memory for a matrix [N, K], or one of each expert [E, N, K]. Raises ValueError for sizes that don't `suit`."""
     *experts, outputs, inputs = shape
-    if not suit(outputs, inputs, group):
+    if not suit(outputs, inputs, group) or OF_WIDTH.get(bits, group) != group:
         raise ValueError(
             f"tiles have {OUTPUTS} outputs and groups of {GROUPS} inputs: not {outputs}, {inputs} in {group}"
         )
     num_bytes = OUTPUTS * group * bits // 8 + 2 * OUTPUTS * (1 + has_minimums)
     blocks = torch.empty(*experts, outputs // OUTPUTS, inputs // group, num_bytes, dtype=torch.uint8, device=device)
-    return Tiles(blocks=blocks, bits=bits, group=group, has_minimums=has_minimums)
+    return Tiles(blocks=blocks, bits=bits, group=group, has_minimums=has_minimums, has_levels=has_levels)
 
 
 def suit(outputs: int, inputs: int, group: int) -> bool:
@@ -126,7 +140,7 @@ def suit(outputs: int, inputs: int, group: int) -> bool:
 def put(
     weight: Tiles, begin: int, codes: torch.Tensor, scales: torch.Tensor, minimums: torch.Tensor | None = None
 ) -> None:
-    """Pack rows from row `begin` on. `codes` [n, K]: uint8 in 4 bits, int8 in 8; `scales`, `minimums` [n, G] become float16.
+    """Pack rows from row `begin` on. `codes` [n, K]: int8 in 8 bits, else uint8; `scales`, `minimums` [n, G] become float16.
 
     Raises ValueError for a factor that is too large for that.
     """
@@ -135,17 +149,24 @@ def put(
     if not all(each.isfinite().all() for each in factors):
         raise ValueError(TOO_LARGE)
     by_tile = codes.contiguous().view(torch.uint8).view(tiles, OUTPUTS, -1, group)
-    if bits == 4:
-        halves = by_tile.unflatten(3, (2, group // 8, 4)).permute(
-            3, 0, 2, 4, 1, 5
-        )  # half, tile, group, vector, output, input
-        packed = halves[0] | halves[1] << 4
-    else:
-        packed = by_tile.unflatten(3, (group // 4, 4)).permute(0, 2, 3, 1, 4)
-    parts = [packed.flatten(2)]
+    by_vector = by_tile.unflatten(3, (group // 4, 4)).permute(0, 2, 3, 1, 4)  # tile, group, vector, output, input
+    parts = [by_vector.flatten(2)]
+    if bits < 8:
+        first, second = (by_vector & 15).chunk(2, dim=2)
+        parts = [(first | second << 4).flatten(2)]
+    if bits in OF_WIDTH:
+        places = _places(bits - 4)
+        rest = (by_vector >> 4).unflatten(2, (-1, len(places))) << places[:, None]
+        parts.append(rest.sum(dim=3, dtype=torch.uint8).flatten(2))
     parts += [each.view(tiles, OUTPUTS, -1).transpose(1, 2).contiguous().view(torch.uint8) for each in factors]
     first = begin // OUTPUTS
     torch.cat(parts, dim=2, out=weight.blocks[first : first + tiles])
+
+
+@functools.cache
+def _places(width: int) -> torch.Tensor:
+    """The lowest bits of a byte's codes of `width` bits each, [8 / width, 1]."""
+    return torch.arange(0, 8, width, dtype=torch.uint8)[:, None]
 
 
 def put_blocks(weight: Tiles, begin: int, kind: str, data: torch.Tensor) -> None:
@@ -155,7 +176,7 @@ def put_blocks(weight: Tiles, begin: int, kind: str, data: torch.Tensor) -> None
     """
     library = native.library()
     assert library is not None
-    _pack(library.baton_tiles_pack, weight, begin, data.contiguous(), _levels(), PACKED.index(kind))
+    _pack(library.baton_tiles_pack, weight, begin, data.contiguous(), PACKED.index(kind))
 
 
 def put_rounded(weight: Tiles, begin: int, rows: torch.Tensor, factors: Sequence[float]) -> None:
@@ -166,16 +187,14 @@ def put_rounded(weight: Tiles, begin: int, rows: torch.Tensor, factors: Sequence
     """
     library, tried = native.library(), torch.tensor(factors, dtype=torch.float32)
     assert library is not None
-    _pack(library.baton_tiles_round, weight, begin, rows.float().contiguous(), tried, len(tried))
+    _pack(library.baton_tiles_round, weight, begin, rows.float().contiguous(), len(tried), tried.data_ptr())
 
 
-def _pack(
-    function: Callable[[bytes], None], weight: Tiles, begin: int, rows: torch.Tensor, numbers: torch.Tensor, last: int
-) -> None:
-    """Have `rows` [n, ..] packed from row `begin` on; `last` is the last field. Raises ValueError for what is refused."""
+def _pack(function: Callable[[bytes], None], weight: Tiles, begin: int, rows: torch.Tensor, *last: int) -> None:
+    """Have `rows` [n, ..] packed from row `begin` on; `last` are the last fields. Raises ValueError for what is refused."""
     target, refused = weight.blocks[begin // OUTPUTS :][: len(rows) // OUTPUTS], torch.zeros(1, dtype=torch.int64)
-    addresses = (each.data_ptr() for each in (rows, target, numbers, refused))
-    function(_PACKING.pack(*addresses, rows.shape[1], len(rows), last))
+    addresses = (each.data_ptr() for each in (rows, target, refused))
+    function(pack(f"{5 + len(last)}q", *addresses, rows.shape[1], len(rows), *last))
     if refused.item():
         raise ValueError(TOO_LARGE)
 
@@ -185,10 +204,8 @@ def _levels() -> torch.Tensor:
     return torch.tensor(INT4_LEVELS, dtype=torch.int8)
 
 
-# `Packing` and `Rounding` of `packing.c`, which have the same fields but for their names.
-_PACKING = Struct("4P3q")
-# `Product` of `tiles.c`.
-_PRODUCT = Struct("9P12q")
+# `Product` of `product.h`.
+_PRODUCT = Struct("10P12q")
 
 
 def product(
@@ -234,6 +251,7 @@ def _multiply(
         _PRODUCT.pack(
             x.data_ptr(), weight.blocks.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr(),
             0 if gated is None else gated.data_ptr(), sums + 8 * num_sums, steps, sums, sums + 4 * num_sums,
+            _levels().data_ptr() if weight.has_levels else 0,
             num_rows, inputs, tiles * OUTPUTS, out.stride(0), weight.bits, weight.group, weight.middle,
             weight.has_minimums, variant(), torch.get_num_threads(), gate, adds,
         )

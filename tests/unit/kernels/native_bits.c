@@ -54,7 +54,19 @@ static int64_t bits_of(double x) {
 
 static void tell(const void *some, int64_t bytes) { fwrite(some, 1, bytes, stdout); }
 
-static void multiply_tiles(int64_t variant, int64_t bits, int64_t group, int64_t has_minimums, int64_t rows, int64_t gate, int64_t adds) {
+static const int8_t LEVELS[16] = {-128, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 127};
+
+typedef struct {
+    int64_t bits, group, has_minimums, has_levels;
+} Kind;
+
+static const Kind KINDS[] = {
+    {4, 16, 0, 0}, {8, 16, 0, 0}, {4, 32, 0, 0}, {8, 32, 0, 0}, {4, 16, 1, 0}, {8, 16, 1, 0}, {4, 32, 1, 0}, {8, 32, 1, 0},
+    {5, 32, 0, 0}, {5, 32, 1, 0}, {6, 16, 0, 0}, {6, 16, 1, 0}, {4, 32, 0, 1},
+};
+
+static void multiply_tiles(int64_t variant, Kind kind, int64_t rows, int64_t gate, int64_t adds) {
+    const int64_t bits = kind.bits, group = kind.group, has_minimums = kind.has_minimums;
     const int64_t inputs = 96, outputs = 8 * 14, groups = inputs / group;
     const int64_t codes = 8 * group * bits / 8, bytes = codes + 16 * (1 + has_minimums);
     uint8_t *blocks = malloc(outputs / 8 * groups * bytes);
@@ -70,8 +82,9 @@ static void multiply_tiles(int64_t variant, int64_t bits, int64_t group, int64_t
     int8_t *codes_of_rows = malloc(rows * inputs);
     float *steps = numbers(rows * inputs / 32), *sums = numbers(rows * groups), *shifts = numbers(rows * groups);
     Arguments all = {
-        AT(x), AT(blocks), AT(bias), AT(out), gate ? AT(gated) : 0, AT(codes_of_rows), AT(steps), AT(sums), AT(shifts), rows, inputs,
-        outputs, outputs, bits, group, bits == 4 && !has_minimums ? 8 : 0, has_minimums, variant, rows % 3 + 1, gate, adds,
+        AT(x), AT(blocks), AT(bias), AT(out), gate ? AT(gated) : 0, AT(codes_of_rows), AT(steps), AT(sums), AT(shifts),
+        kind.has_levels ? AT(LEVELS) : 0, rows, inputs, outputs, outputs, bits, group, bits < 8 && !has_minimums ? 1 << (bits - 1) : 0,
+        has_minimums, variant, rows % 3 + 1, gate, adds,
     };
     baton_tiles_product(all);
     tell(out, rows * outputs * 4), tell(gated, rows * outputs / 2 * 4);
@@ -135,10 +148,10 @@ int main(int count, char **arguments) {
     const int64_t variant = atoll(arguments[1]), is_wide = atoll(arguments[2]);
     const int64_t rows[] = {1, 2, 3, 4, 5, 8, 70};
     state = 1;
-    for (int kind = 0; kind < 8; kind++)
+    for (unsigned kind = 0; kind < sizeof KINDS / sizeof *KINDS; kind++)
         for (int at = 0; at < 7; at++)
             for (int64_t gate = 0; gate < 3; gate++)
-                multiply_tiles(variant, kind & 1 ? 8 : 4, kind & 2 ? 32 : 16, kind >> 2, rows[at], gate, gate == 2);
+                multiply_tiles(variant, KINDS[kind], rows[at], gate, gate == 2);
     for (int is_float16 = 0; is_float16 < 2; is_float16++)
         for (int at = 0; at < 7; at++) {
             multiply_halves(is_wide, is_float16, rows[at], 96, 300, 0);

@@ -9,6 +9,7 @@ import torch
 
 from engine.kernels import native
 from engine.kernels.quantised import tiles
+from engine.kernels.quantised.gguf_blocks import INT4_LEVELS
 from engine.kernels.quantised.tiles import Tiles, Variant
 from engine.processor import BOUND
 from tests.unit.kernels.in_c import check_forked, check_threads_at_once
@@ -16,25 +17,35 @@ from tests.unit.kernels.in_c import check_forked, check_threads_at_once
 pytestmark = pytest.mark.skipif(not native.is_suitable() or not tiles.is_usable(), reason="no C compiler, or no AVX2")
 
 OUTPUTS, INPUTS = 8 * 13, 96  # no whole number of pairs of tiles
-KINDS = list(every((4, 8), (16, 32), (False, True)))
+LEVELS = 0  # in place of bits
+KINDS = [
+    *every((4, 8), (16, 32), (False, True)),
+    *every((5,), (32,), (False, True)),
+    *every((6,), (16,), (False, True)),
+    (LEVELS, 32, False),
+]
 
 
 def packed(bits: int, group: int, has_minimums: bool, *, outputs: int = OUTPUTS) -> tuple[Tiles, torch.Tensor]:
-    """A random matrix in tiles, and as float64 [N, K]. 8-bit codes have the smallest one."""
+    """A random matrix in tiles, and as float64 [N, K]. 8-bit codes have the smallest one, the others the largest."""
     torch.manual_seed(bits + group + has_minimums)
-    if bits == 4:
-        codes = torch.randint(0, 16, (outputs, INPUTS), dtype=torch.uint8)
-    else:
+    if bits == 8:
         codes = torch.randint(-128, 128, (outputs, INPUTS), dtype=torch.int8)
+    else:
+        codes = torch.randint(0, 1 << (bits or 4), (outputs, INPUTS), dtype=torch.uint8)
     scales = torch.rand(outputs, INPUTS // group).half()
     minimums = torch.randn(outputs, INPUTS // group).half() if has_minimums else None
-    weight = tiles.allocate(outputs, INPUTS, bits=bits, group=group, has_minimums=has_minimums)
+    weight = tiles.allocate(
+        outputs, INPUTS, bits=bits or 4, group=group, has_minimums=has_minimums, has_levels=bits == LEVELS
+    )
     for begin in (0, 8):  # in two parts
         rows = slice(begin, begin + 8 if begin == 0 else outputs)
         tiles.put(
             weight, begin, codes[rows], scales[rows].float(), None if minimums is None else minimums[rows].float()
         )
     centred = codes.double() - weight.middle
+    if bits == LEVELS:
+        centred = torch.tensor(INT4_LEVELS, dtype=torch.float64)[codes.int()]
     matrix = centred.unflatten(1, (-1, group)) * scales.double()[:, :, None]
     return weight, (matrix if minimums is None else matrix + minimums.double()[:, :, None]).flatten(1)
 
@@ -55,6 +66,21 @@ def test_a_product_is_that_of_rounded_rows(bits: int, group: int, has_minimums: 
     found, expected = tiles.product(x, weight, bias), as_rounded(x) @ matrix.T + bias.double()
     assert found.dtype == torch.float32
     assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+@pytest.mark.parametrize("variant", tiles.variants())
+@pytest.mark.parametrize(("bits", "group"), [(4, 16), (4, 32), (5, 32), (6, 16), (8, 16), (8, 32)])
+def test_sums_of_the_largest_codes_fit(
+    bits: int, group: int, variant: Variant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiles, "variant", lambda: variant)
+    for largest in (-128, 127) if bits == 8 else ((1 << bits) - 1,):
+        weight = tiles.allocate(16, 32, bits=bits, group=group, has_minimums=True)
+        codes = torch.full((16, 32), largest, dtype=torch.int8 if bits == 8 else torch.uint8)
+        tiles.put(weight, 0, codes, torch.ones(16, 32 // group), torch.zeros(16, 32 // group))
+        for sign in (-1.0, 1.0):
+            found = tiles.product(torch.full((9, 32), sign * 127), weight, None)
+            assert torch.equal(found, torch.full((9, 16), sign * 127 * 32 * largest))
 
 
 @pytest.mark.parametrize(("bits", "group", "has_minimums"), KINDS)
@@ -164,6 +190,9 @@ def test_sizes_and_scales_that_do_not_suit_are_refused() -> None:
     for outputs, inputs, group in ((12, 96, 32), (16, 48, 16), (16, 96, 64)):
         with pytest.raises(ValueError, match="tiles have 8 outputs"):
             tiles.allocate(outputs, inputs, bits=4, group=group, has_minimums=False)
+    for bits, group in ((5, 16), (6, 32)):
+        with pytest.raises(ValueError, match="tiles have 8 outputs"):
+            tiles.allocate(8, 96, bits=bits, group=group, has_minimums=False)
     weight = tiles.allocate(8, 32, bits=4, group=32, has_minimums=False)
     with pytest.raises(ValueError, match="64 inputs don't go with a matrix of 32"):
         tiles.product(torch.zeros(1, 64), weight, None)

@@ -16,7 +16,7 @@ from engine.families import read_model_spec
 from engine.formats.dense import DENSE, Dense
 from engine.formats.gguf import GgufBlocks
 from engine.formats.product import SideBySide
-from engine.formats.tiled import KINDS, GgufTiles, TiledLinear, unpacked
+from engine.formats.tiled import KINDS, GgufTiles, TiledLinear, allocated, unpacked
 from engine.kernels import native
 from engine.kernels.experts import Experts, mixture
 from engine.kernels.experts.routing import Choice
@@ -43,6 +43,7 @@ MOE = Case(
     config="Qwen3MoeConfig",
     fields={**EXPERTS, **WIDE, "moe_intermediate_size": 256, "head_dim": 64, "norm_topk_prob": True},
 )
+CPU = torch.device("cpu")
 NEAR = 0.4  # of a logprob: rows are rounded to 8 bits, and random weights amplify that
 OF_A_PRODUCT = 0.01  # the same of a product, over the root mean square
 
@@ -77,17 +78,12 @@ def blocks_of(kind: str, rows: int, inputs: int, size: float = 1e-3) -> np.ndarr
     return data
 
 
-def allocated(kind: str, rows: int, inputs: int) -> Tiles:
-    form = KINDS[kind]
-    return tiles.allocate(rows, inputs, bits=form.bits, group=form.group, has_minimums=form.has_minimums)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_tiles_are_the_blocks_but_for_factors_in_16_bits(kind: str) -> None:
     rows, inputs = 16, 512
     data, form = blocks_of(kind, rows, inputs), KINDS[kind]
     expected = torch.from_numpy(gguf.dequantize(data, gguf.GGMLQuantizationType[kind]))
-    weight = allocated(kind, rows, inputs)
+    weight = allocated(rows, inputs, kind=kind, device=CPU)
     tiles.put(weight, 0, *unpacked(GgufBlocks(kind), torch.from_numpy(data)))
     by_group = expected.unflatten(1, (-1, form.group))
     error = (weight.rows(torch.arange(rows)) - expected).unflatten(1, (-1, form.group)).abs()
@@ -102,7 +98,7 @@ def test_tiles_are_the_blocks_but_for_factors_in_16_bits(kind: str) -> None:
 def test_blocks_are_packed_as_if_they_were_unpacked(kind: str, size: float) -> None:
     """Factors of any size: below float16's smallest normal number, and products that are rounded."""
     data = torch.from_numpy(blocks_of(kind, 24, 768, size))
-    expected, weight = allocated(kind, 24, 768), allocated(kind, 32, 768)
+    expected, weight = (allocated(rows, 768, kind=kind, device=CPU) for rows in (24, 32))
     tiles.put(expected, 0, *unpacked(GgufBlocks(kind), data))
     weight.blocks.zero_()
     tiles.put_blocks(weight, 8, kind, data)
@@ -115,7 +111,7 @@ def test_a_block_whose_factors_float16_does_not_hold_is_refused(kind: str, size:
     data = torch.from_numpy(blocks_of(kind, 8, 256, 1e-3))
     data[5, :2] = torch.tensor([size], dtype=torch.float16).view(torch.uint8)
     with pytest.raises(ValueError, match="too large for float16"):
-        tiles.put_blocks(allocated(kind, 8, 256), 0, kind, data)
+        tiles.put_blocks(allocated(8, 256, kind=kind, device=CPU), 0, kind, data)
 
 
 def test_columns_in_another_order_take_their_factors_along() -> None:
