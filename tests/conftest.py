@@ -17,6 +17,7 @@ import pytest_asyncio
 from hypothesis import HealthCheck, settings
 
 from services.runtime.servers import run_nats, run_redis
+from tests.quick import mark_the_others_long
 
 # Torch's threads of several tests wait for each other's cores, spinning: kernels' tests took three times the processor time.
 os.environ.setdefault(
@@ -34,13 +35,18 @@ settings.load_profile("same")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--seeds", type=int, default=320, help="runs of tests/simulation")
+    parser.addoption("--seeds", type=int, default=100, help="runs of tests/simulation")
 
 
 def pytest_configure() -> None:
     if CPUINFO.is_file() and "amx_tile" in CPUINFO.read_text():  # else no test has to wait for torch
         importlib.import_module("engine.processor").settle()
     gc.disable()  # while modules are loaded: it would look through all of them again and again
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` looks at marks
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    mark_the_others_long(items, are_all=not any("::" in arg for arg in config.args))
 
 
 def pytest_collection_finish() -> None:
