@@ -49,7 +49,7 @@ unit integration e2e: $(VENV)/.testing
 
 # One run: no core waits for the other at the end of each tier. A third of the time is spent waiting: four tests share two cores.
 # The longest files come first, in the order given: the last ones take some seconds, so that the workers end together.
-# Fuzzing is short here, and the simulation has 320 seeds: its rarest kind of fault comes at 309, the rarest planted bug at 154.
+# Fuzzing is short here, and the simulation has 100 seeds: the last of the kinds of faults asked of them comes at 50.
 LONG_UNITS := $(addprefix tests/unit/,engine kernels worker gateway benchmarks services cli deploy telemetry house)
 UNITS := $(LONG_UNITS) $(filter-out $(LONG_UNITS),$(patsubst %/,%,$(sort $(wildcard tests/unit/*/))))
 tiers: $(VENV)/.testing
@@ -75,10 +75,12 @@ real: $(VENV)/.testing
 	@$(RUN) tests.real.packages
 	$(PYTEST) -m real tests/real
 
-# What computes, as on a processor without AVX512, VNNI and bfloat16: the limits are those of torch and of oneDNN.
+# What computes, as on a processor without AVX512, VNNI and bfloat16: the limits are those of torch and of oneDNN. Every form of numbers.
+NARROW := ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2
+NUMBERS := $(addprefix tests/unit/engine/,formats gguf pooling)
 avx2: $(VENV)/.testing
-	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 $(PYTEST) -n 2 --dist worksteal -m "not long" \
-	    tests/unit/engine $(addprefix tests/unit/kernels/test_,cpu.py int8.py) tests/e2e/test_parity.py
+	$(NARROW) $(PYTEST) -n 2 --dist worksteal -m "not long" $(addprefix --ignore=,$(NUMBERS)) tests/unit/engine tests/e2e/test_parity.py
+	$(NARROW) $(PYTEST) -n 2 --dist worksteal -m "long or not long" $(NUMBERS) $(addprefix tests/unit/kernels/test_,cpu.py int8.py)
 
 # The C kernels on an emulated Arm, bit by bit beside this processor's. Debian's emulator and compiler are installed where they are
 # missing; without root or a mirror the test is skipped with a word.

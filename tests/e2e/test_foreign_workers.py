@@ -103,6 +103,7 @@ async def test_the_dtype_that_served_before_wins_also_after_restarts_of_worker_a
             assert [(await cluster.asked()).status_code for _ in range(6)] == [200] * 6
 
 
+@pytest.mark.quick(first=1)
 @pytest.mark.parametrize("name", ["tiny", "intruder"])
 async def test_other_weights_answer_under_no_name(folders: dict[str, Path], tmp_path: Path, name: str) -> None:
     others = {FOREIGN: (name, folders["others"])}

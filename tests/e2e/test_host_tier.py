@@ -17,6 +17,7 @@ from tests.reference import greedy_tokens
 LEAST_FOUND = len(PROMPTS) * LENGTH / 4  # tokens: a busy machine may evict some before they are copied
 
 
+@pytest.mark.quick(first=1)
 @pytest.mark.parametrize("computes", ["prefill-0", "decode-0"])
 async def test_prompts_that_the_pool_evicted_come_back_through_kills_too(computes: str, tmp_path: Path) -> None:
     model = build_tiny_model(tmp_path / "llama", "llama")

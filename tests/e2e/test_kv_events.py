@@ -77,6 +77,7 @@ def config_at(port: int) -> dict[str, Any]:
     return {"kv_events_config": json.dumps(config)}
 
 
+@pytest.mark.quick(first=1)
 @pytest.mark.parametrize("comes", ["first", "late"])
 async def test_a_reader_that_loses_batches_knows_what_every_tier_has(comes: str, tmp_path: Path) -> None:
     port = own_port(run=8)

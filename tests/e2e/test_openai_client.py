@@ -251,6 +251,7 @@ WEATHER = {
 }
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_even_random_weights_call_the_function_that_they_must(

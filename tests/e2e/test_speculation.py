@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -114,35 +115,47 @@ async def test_a_decode_worker_that_dies_while_it_drafts_is_replaced_without_a_w
             assert sum(state.totals.accepted_tokens for state in alive) > 0
 
 
-async def test_a_draft_head_changes_nothing_across_the_handoff(tmp_path: Path) -> None:
+def _three_layers(folder: Path) -> Path:
+    return build_tiny_model(folder / "target", "llama", num_hidden_layers=3)
+
+
+def _eagle3(folder: Path, *form: str) -> tuple[Path, dict[str, str]]:
+    write_head(folder / "head", *form)
+    return _three_layers(folder), {"method": "peagle" if form else "eagle3", "model": str(folder / "head")}
+
+
+def _own_layer(folder: Path) -> tuple[Path, dict[str, str]]:
+    """A hybrid's, whose states go on behind the accepted tokens."""
+    return FAMILIES["qwen3_5"].build(folder), {"method": "mtp"}
+
+
+def _blocks(folder: Path, method: str, *form: str) -> tuple[Path, dict[str, str]]:
+    write_dflash(folder / "head", *form)
+    return _three_layers(folder), {"method": method, "model": str(folder / "head")}
+
+
+def _small_model(folder: Path) -> tuple[Path, dict[str, str]]:
+    """Another model with one tokenizer, whose heads have other shapes: a weak drafter."""
+    small = build_tiny_model(folder / "small", "qwen3", num_key_value_heads=4)
+    return _three_layers(folder), {"method": "draft_model", "model": str(small)}
+
+
+DRAFTERS: dict[str, Callable[[Path], tuple[Path, dict[str, str]]]] = {
+    "eagle3": _eagle3,
+    "peagle": lambda folder: _eagle3(folder, "parallel", "two_layers"),
+    "mtp": _own_layer,
+    "dflash": lambda folder: _blocks(folder, "dflash", "window"),
+    "dspark": lambda folder: _blocks(folder, "dspark", "dspark", "anchor"),
+    "draft_model": _small_model,
+}
+
+
+@pytest.mark.quick("eagle3", "draft_model")  # each is handed over within a process, too: tests/unit/engine
+@pytest.mark.parametrize("drafter", DRAFTERS)
+async def test_no_drafter_changes_anything_across_the_handoff(drafter: str, tmp_path: Path) -> None:
     """The prefill worker's drafts come with the handoff, and its head's keys and values with the blocks."""
-    model = build_tiny_model(tmp_path / "target", "llama", num_hidden_layers=3)
-    write_head(tmp_path / "head")
-    await _check_head(model, {"method": "eagle3", "model": str(tmp_path / "head")}, tmp_path)
-
-
-async def test_a_hybrids_own_layer_changes_nothing_across_the_handoff(tmp_path: Path) -> None:
-    """Its states go on behind the accepted tokens."""
-    await _check_head(FAMILIES["qwen3_5"].build(tmp_path), {"method": "mtp"}, tmp_path)
-
-
-@pytest.mark.parametrize(
-    "method", ["dflash", *(pytest.param(name, marks=pytest.mark.long) for name in ("peagle", "dspark"))]
-)
-async def test_blocks_change_nothing_across_the_handoff(method: str, tmp_path: Path) -> None:
-    model, folder = build_tiny_model(tmp_path / "target", "llama", num_hidden_layers=3), tmp_path / "head"
-    if method == "peagle":
-        write_head(folder, "parallel", "two_layers")
-    else:
-        write_dflash(folder, *(("dspark", "anchor") if method == "dspark" else ("window",)))
-    await _check_head(model, {"method": method, "model": str(folder)}, tmp_path)
-
-
-async def test_a_draft_model_changes_nothing_across_the_handoff(tmp_path: Path) -> None:
-    """Two other models of one tokenizer, whose heads have other shapes: a weak drafter."""
-    model = build_tiny_model(tmp_path / "target", "llama", num_hidden_layers=3)
-    small = build_tiny_model(tmp_path / "small", "qwen3", num_key_value_heads=4)
-    await _check_head(model, {"method": "draft_model", "model": str(small)}, tmp_path)
+    model, speculation = DRAFTERS[drafter](tmp_path)
+    await _check_head(model, speculation, tmp_path)
 
 
 @pytest.mark.long

@@ -22,12 +22,10 @@ STAGES, RANKS = True, False
 ALIKE = ["--disable-hybrid-kv-cache-manager"]
 
 
-async def test_a_worker_of_two_stages_hands_over_to_one_process(tmp_path: Path) -> None:
-    await check(tmp_path, prefill=2, decode=1, are_stages=(STAGES, STAGES))
-
-
-async def test_a_worker_of_two_stages_of_two_ranks_hands_over_to_one_process(tmp_path: Path) -> None:
-    await check(tmp_path, prefill=2, decode=1, are_stages=(STAGES, RANKS), within=2)
+@pytest.mark.quick(first=1)
+@pytest.mark.parametrize("ranks", [1, 2])
+async def test_a_worker_of_two_stages_hands_over_to_one_process(ranks: int, tmp_path: Path) -> None:
+    await check(tmp_path, prefill=2, decode=1, are_stages=(STAGES, STAGES if ranks == 1 else RANKS), within=ranks)
 
 
 @pytest.mark.long
@@ -110,13 +108,8 @@ async def test_states_go_between_stages_and_ranks(are_stages: tuple[bool, bool],
     await check(tmp_path, prefill=2, decode=2, model=model, are_stages=are_stages, flags=flags)
 
 
-@pytest.mark.parametrize(
-    ("prefill", "decode", "within"),
-    [
-        (2, 2, 1),
-        *(pytest.param(*each, marks=pytest.mark.long) for each in ((1, 2, 1), (3, 1, 1), (2, 4, 1), (2, 2, 2))),
-    ],
-)
+@pytest.mark.long  # in threads of one process: tests/unit/engine/test_stage_drafts.py
+@pytest.mark.parametrize(("prefill", "decode", "within"), [(2, 2, 1), (1, 2, 1), (3, 1, 1), (2, 4, 1), (2, 2, 2)])
 async def test_first_stages_draft_and_what_drafters_keep_is_handed_over(
     prefill: int, decode: int, within: int, tmp_path: Path
 ) -> None:

@@ -131,6 +131,7 @@ async def test_bench_says_that_no_rate_is_within_what_nobody_can_do(cluster: Clu
     assert "the objective is out of reach here" in out
 
 
+@pytest.mark.quick(first=1)
 @pytest.mark.parametrize("ended_by", [signal.SIGINT, signal.SIGTERM])
 async def test_an_interrupted_bench_prints_what_there_is(
     cluster: Cluster, tmp_path: Path, ended_by: signal.Signals
@@ -323,6 +324,7 @@ async def test_trace_tells_where_a_request_s_time_went(cluster: Cluster, tmp_pat
     assert "cmpl-nobody" in err
 
 
+@pytest.mark.quick(first=1)
 @pytest.mark.parametrize(("service", "taken"), [("decode", "decode-0"), ("gateway", "gateway")])
 async def test_a_name_that_another_process_has_is_refused_and_harms_nobody(
     cluster: Cluster, service: str, taken: str

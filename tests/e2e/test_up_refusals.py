@@ -68,6 +68,7 @@ async def test_a_device_that_is_not_there_is_one_line(start: Start) -> None:
         assert said[0].startswith("baton: --device cuda:99: ")
 
 
+@pytest.mark.quick(first=3)
 @pytest.mark.parametrize(
     ("options", "part"),
     [

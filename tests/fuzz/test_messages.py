@@ -23,13 +23,20 @@ HOSTILE = [
     b"\x91" * 200_000, b"\x81\xa1a" * 100_000, b"\xca\x7f\xc0\x00\x00", b"\xd4\x05\x00", b"\xa2\xff\xfe",
 ]  # fmt: skip
 
+FEW = 25  # messages: to draw them takes most of the time
 
+
+@pytest.mark.parametrize("count", [FEW, pytest.param(None, id="all", marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", DECODERS)
-def test_a_decoder_gives_a_message_or_says_that_there_is_none(name: str, tried: Counter[str]) -> None:
+def test_a_decoder_gives_a_message_or_says_that_there_is_none(
+    name: str, count: int | None, tried: Counter[str]
+) -> None:
     decoder = DECODERS[name]
     accepted = Counter[str]()  # no shrinking below: inputs are small, and it would take minutes
 
-    @settings(suppress_health_check=list(HealthCheck), phases=[Phase.generate])
+    @settings(
+        max_examples=count or settings().max_examples, suppress_health_check=list(HealthCheck), phases=[Phase.generate]
+    )
     @given(raw=raw_bytes(decoder))
     def take(raw: bytes) -> None:
         tried[name] += 1

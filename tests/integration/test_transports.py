@@ -53,6 +53,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn"])
 async def test_scattered_blocks_arrive_bit_for_bit_with_their_digests(name: str, dtype: str) -> None:
     layout = msgspec.structs.replace(SMALL, dtype=dtype)
@@ -119,6 +120,7 @@ async def test_a_late_write_is_refused_or_its_writer_is_known_to_live(name: str)
         await push(link, [0], [3], lease=2, generation=8)  # the link is still good
 
 
+@pytest.mark.quick(first=1)
 @pytest.mark.parametrize(("lease", "generation", "block"), [(1, 8, 3), (2, 7, 3), (1, 7, 5)])
 async def test_ucx_refuses_what_no_lease_allows(lease: int, generation: int, block: int) -> None:
     needs("ucxx")

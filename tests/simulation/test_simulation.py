@@ -38,18 +38,16 @@ from worker.serving.allocation import HeldBlocks, let_go
 from worker.serving.turns import Turns
 
 BATCH = 1_000
-SLOW_SEEDS = 5  # each goes on for minutes of its own time
 ENOUGH = 2_000  # seeds, one of which at least finds a planted bug; the rarest are found by one in 300
 NARROW = 200  # seeds of a narrow form, likewise; in cramped worlds one of nine finds its bug
 KINDS = """accepted draft, refused draft, let a window go, found a window, windows beside states,
 bad digest, came back, client left, cut off, dropped while cut off, ended complete,
 ended deadline_exceeded, ended left, ended unavailable, failed pass, failed push, flipped bit, held,
-job given up, job in a dead pull, job redelivered, killed GatewayNode, killed WorkerNode, landed for a pull,
-landed in quarantine, late, late run dropped, lost, muted gateway, no logits, preempted, push timed out, repeated, slow push,
-stale tokens, store down, store late, switched roles"""
-RARE = (
-    "ended request_quarantined"  # two or three of 1,000 seeds: asked of a first batch of as many, whose seeds are fixed
-)
+job given up, job in a dead pull, job redelivered, killed WorkerNode, landed in quarantine, late, late run dropped,
+lost, muted gateway, no logits, preempted, push timed out, repeated, slow push, stale tokens, store down, store late,
+switched roles"""
+# Few of 1,000 seeds: asked of a first batch of as many, whose seeds are fixed.
+RARE = ("ended request_quarantined", "killed GatewayNode", "landed for a pull")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -70,16 +68,20 @@ def test_the_invariants_hold_in_every_seed(first: int, end: int) -> None:
             except Violation as error:
                 failed.append(f"{error}\n  again: .venv/bin/python -m tests.simulation {seed}")
     assert not failed, "\n".join(failed)
-    kinds = [*KINDS.replace("\n", " ").split(", "), *[RARE] * (first == 0 and end == BATCH)]
+    kinds = [*KINDS.replace("\n", " ").split(", "), *RARE * (first == 0 and end == BATCH)]
     never = [kind for kind in kinds if not faults[kind]]
     assert not never, f"these faults never happened: {never}"
 
 
+@pytest.mark.quick("*-5-*")
 @pytest.mark.parametrize(
     ("form", "seeds", "kind"),
     [
+        ("cramped", 5, "went on in place"),
         ("cramped", 100, "went on in place"),
+        ("resuming", 5, "held checkpoint"),
         ("resuming", 25, "held checkpoint"),
+        ("streaming", 5, "kept blocks for one"),
         ("streaming", 25, "kept blocks for one"),
     ],
 )
@@ -95,12 +97,14 @@ def test_the_invariants_hold_in_worlds_of_a_narrow_form(form: str, seeds: int, k
     assert faults[kind]
 
 
-def test_a_prompt_that_is_computed_longer_than_a_lease_lasts_is_computed_once() -> None:
+@pytest.mark.quick(first=1)
+@pytest.mark.parametrize("seed", range(5))  # each goes on for minutes of its own time
+def test_a_prompt_that_is_computed_longer_than_a_lease_lasts_is_computed_once(seed: int) -> None:
     with no_garbage_collection():
-        for seed in range(SLOW_SEEDS):
-            play(seed, form=FORMS["slow"])
+        play(seed, form=FORMS["slow"])
 
 
+@pytest.mark.quick(first=1)
 @pytest.mark.parametrize("times", [2, 5, pytest.param(10, marks=pytest.mark.long)])
 def test_a_prefill_worker_answers_what_it_can_under_any_load(times: int) -> None:
     """It computed prompts that were a little late, one after the other, and answered 2 a second of 5."""
@@ -277,6 +281,7 @@ def bounds_of_drafts_lost(patch: Patch) -> None:
     patch.setattr(Sequence, "__init__", lambda *args, **named: new(*args, **named | {"speculation": -1}))
 
 
+@pytest.mark.quick("older_checkpoint_kept-*", "nothing_is_kept-*")
 @pytest.mark.parametrize(
     ("plant", "form"),
     [
@@ -296,6 +301,7 @@ def test_a_planted_bug_is_found_in_worlds_of_a_narrow_form(
 FIRST = {writers_not_asked: 150}  # seeds before these take ten seconds, and find nothing
 
 
+@pytest.mark.quick(first=6)
 @pytest.mark.parametrize(
     "plant",
     [

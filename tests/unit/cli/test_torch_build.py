@@ -63,6 +63,7 @@ def test_pip_says_which_build_it_would_take(public: Path, tmp_path: Path) -> Non
     assert size_of([(tmp_path / "none.whl").as_uri()]) == 0
 
 
+@pytest.mark.quick(first=1)
 @pytest.mark.parametrize(
     ("gpu", "configured", "asked", "taken", "says"),
     [

@@ -39,6 +39,7 @@ def is_covered(pool: BlockPool, chunk: Chunk) -> bool:
     return not wrong_tables(chunk, pool.groups)
 
 
+@pytest.mark.quick(first=20)
 @pytest.mark.parametrize("seed", range(60))
 def test_whoever_gives_way_each_sequence_is_computed_to_its_end(seed: int) -> None:
     dice = random.Random(seed)

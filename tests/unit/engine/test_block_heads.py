@@ -30,6 +30,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_tiny_model(tmp_path_factory.mktemp("target"), "llama", num_hidden_layers=3)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("flags", VARIANTS, ids=lambda flags: "+".join(flags) or "plain")
 @pytest.mark.parametrize("family", ["llama", "mistral"])  # windows of 24
 def test_blocks_are_those_of_the_arithmetic(family: str, flags: tuple[str, ...], tmp_path: Path) -> None:
@@ -48,6 +49,7 @@ def test_blocks_are_those_of_the_arithmetic(family: str, flags: tuple[str, ...],
     assert compare_drafts(verifying, sequences, reference) > 10
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
 @pytest.mark.parametrize("flags", [("window",), ("dspark", "anchor")], ids="+".join)

@@ -33,11 +33,13 @@ def test_random_mixtures(seed: int) -> None:
     check_mixture(seed, CPU)
 
 
+@pytest.mark.quick(first=4)
 @pytest.mark.parametrize("seed", range(12))
 def test_rows_behind_drafted_tokens(seed: int) -> None:
     check_drafted(seed, CPU)
 
 
+@pytest.mark.quick(first=4)
 @pytest.mark.parametrize("seed", range(12))
 def test_overlapping_passes_of_changing_sequences(seed: int) -> None:
     check_overlap(seed, CPU)

@@ -50,6 +50,7 @@ def _engine(model: Path, draft: Path | None, *, num_drafts: int = NUM_DRAFTS, **
     return Engine(EngineConfig(model=model, cache=settings, draft=drafting))
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("family", ["llama", "mistral"])  # windows of 24
 @pytest.mark.parametrize("flags", VARIANTS, ids="+".join)
 def test_drafts_are_those_of_the_arithmetic(
@@ -78,6 +79,7 @@ def test_drafts_stay_right_across_a_hand_over(
     check_hand_over(prefill, decode)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
 @pytest.mark.parametrize("flags", [(), PARALLEL], ids=["eagle3", "peagle"])

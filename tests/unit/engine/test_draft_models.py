@@ -37,6 +37,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_tiny_model(tmp_path_factory.mktemp("small"), "qwen3")
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("family", "changes"),
     [
@@ -84,6 +85,7 @@ def _newest(generator: Generator, sequence: Sequence) -> tuple[int, ...]:
     return last.drafts if last is not None else ()
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
 def test_a_draft_model_changes_no_text(target: Path, small: Path, temperature: float, kv_cache_dtype: str) -> None:

@@ -87,6 +87,7 @@ def start(tiny: Callable[[str], Path]) -> Start:
     return engine
 
 
+@pytest.mark.quick
 @of_kinds(*FAMILIES)
 def test_alone_in_chunks_in_a_batch_with_a_cached_prefix_and_once_more(start: Start, family: str, kind: str) -> None:
     engine, prompts = start(family, kind), [prompt_of(length) for length in LENGTHS]

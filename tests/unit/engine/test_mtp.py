@@ -44,6 +44,7 @@ def _engine(folder: Path, *, num_drafts: int | None = NUM_DRAFTS, **settings: An
     return Engine(EngineConfig(model=model, cache=CacheConfig(num_blocks=256, **settings), draft=draft))
 
 
+@pytest.mark.quick(*OF_EACH_FORM)
 def test_drafts_are_those_of_the_arithmetic(built: tuple[Mtp, Path]) -> None:
     engine, reference = _engine(built[1]), Reference(*built)
     plain, sequences = Generator(engine, chunk_size=16), new_sequences()
@@ -56,6 +57,7 @@ def test_drafts_are_those_of_the_arithmetic(built: tuple[Mtp, Path]) -> None:
     assert compare_drafts(verifying, sequences, reference) > 10
 
 
+@pytest.mark.quick
 @of_each_form
 @pytest.mark.parametrize(("temperature", "kept"), [(0.0, "auto"), (1.0, "auto"), (1.0, "int8")])
 def test_the_layer_changes_no_text(built: tuple[Mtp, Path], temperature: float, kept: str) -> None:

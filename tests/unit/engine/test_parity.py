@@ -52,6 +52,7 @@ def expected(family: str, tiny_model: Callable[[str], Path]) -> Callable[[list[i
     return lambda prompt: reference(tiny_model(family), prompt)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("length", PROMPT_LENGTHS)
 def test_a_prompt_alone(engine: Engine, expected: Callable[[list[int]], list[int]], length: int) -> None:
     prompt = prompt_of(length)
@@ -75,6 +76,7 @@ def test_a_prompt_whose_prefix_is_cached(engine: Engine, expected: Callable[[lis
     assert (again.num_cached, branched.num_cached) == (64, 32)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("chunk_size", [512, 13])
 def test_sixteen_prompts_in_one_batch(
     engine: Engine, expected: Callable[[list[int]], list[int]], chunk_size: int

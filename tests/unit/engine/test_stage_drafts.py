@@ -35,6 +35,7 @@ MORE = ("dflash+window", "mimo", "deepseek_v3")
 LAYERS = {"mimo": 4, "qwen3_next": 8, "deepseek_v3": 4}  # of models with a layer of their own; 7 of others
 
 
+@pytest.mark.quick(first=2)
 @pytest.mark.parametrize(
     ("name", "layers", "count"),
     [*DEEP, *(pytest.param(*each, marks=pytest.mark.long) for each in TWO)],
@@ -50,6 +51,7 @@ def test_the_first_stage_drafts_what_one_process_does(name: str, layers: int, co
     assert all(engine._head is None for engine in threads_of(stages).engines)
 
 
+@pytest.mark.quick("draft_model-2")
 @pytest.mark.parametrize(
     ("name", "width"),
     [
@@ -68,6 +70,7 @@ def test_ranks_of_the_first_stage_draft_together(name: str, width: int, tmp_path
     assert not any(engine._lockstep._later.are_some for engine in threads_of(stages).engines)
 
 
+@pytest.mark.quick(first=1)
 @pytest.mark.parametrize(
     "name",
     [

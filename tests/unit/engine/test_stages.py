@@ -114,6 +114,7 @@ def test_more_layers_and_stages_generate_what_one_does(name: str, layers: int, c
     _check_layouts(stages, alone)
 
 
+@pytest.mark.quick(first=1)
 @pytest.mark.parametrize(
     ("name", "layers", "count"),
     [pytest.param(*each, marks=[] if number < 2 else [pytest.mark.long]) for number, each in enumerate(HYBRID)],

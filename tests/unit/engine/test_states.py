@@ -84,6 +84,7 @@ def last_full(generator: Generator, num_tokens: int) -> int:
     return num_tokens // generator.pool.block_size * generator.pool.block_size
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("chunk_size", [512, 23])
 def test_a_preempted_sequence_goes_on_from_its_checkpoint(bench: Bench, chunk_size: int) -> None:
     generator, _ = bench.generators(chunk_size=chunk_size)
@@ -115,6 +116,7 @@ def test_a_sequence_that_was_handed_over_leaves_checkpoints_there(bench: Bench) 
     bench.check([sequence], prefill, decode)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("drafted", [0, 3])
 def test_each_turn_goes_on_from_the_end_of_the_last(bench: Bench, drafted: int) -> None:
     """Also where a pass verified tokens on both sides of a block's end."""

@@ -64,6 +64,7 @@ def _sequences(draw: random.Random) -> list[Sequence]:
     return sequences
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("seed", range(10))
 def test_drafts_of_any_quality_change_nothing(engine: Engine, seed: int) -> None:
     plain = Generator(engine)

@@ -46,6 +46,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return case, case.build(tmp_path_factory.mktemp("windows"))
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("chunk_size", [512, 23])
 def test_tokens_are_transformers_though_entries_went(checkpoint: tuple[Case, Path], chunk_size: int) -> None:
     case, folder = checkpoint
@@ -80,6 +81,7 @@ def test_a_sequence_holds_what_its_next_token_sees(checkpoint: tuple[Case, Path]
     assert hand.num_held(sequence) == num_blocks + group.blocks_per_entry * held
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("kind", ["auto", "fp8", "int8", "int4"])
 @pytest.mark.parametrize("chunk_size", [512, 23])
 def test_answers_are_those_of_blocks_with_all_layers(tmp_path: Path, kind: str, chunk_size: int) -> None:

@@ -250,6 +250,7 @@ def least(gateway: Watched, path: str, make: Callable[[], bytes]) -> tuple[float
     return min(found)
 
 
+@pytest.mark.quick(of=lambda name: REFUSED[name][2])
 @pytest.mark.parametrize("name", REFUSED)
 def test_more_values_than_a_body_may_have_are_refused_before_anything_walks_them(gateway: Watched, name: str) -> None:
     path, make, field = REFUSED[name]
@@ -260,6 +261,7 @@ def test_more_values_than_a_body_may_have_are_refused_before_anything_walks_them
     assert str(bound.get(name, MAX_VALUES)) in json.loads(answer)["error"]["message"]
 
 
+@pytest.mark.quick(of=lambda name: TAKEN[name][0])
 @pytest.mark.parametrize("name", TAKEN)
 def test_no_body_holds_the_loop(gateway: Watched, name: str) -> None:
     took_s, where, status, answer = least(gateway, *TAKEN[name])

@@ -91,6 +91,7 @@ def opened() -> Iterator[Any]:
         one.close()
 
 
+@pytest.mark.quick("loops", "macros", "replace", "width", "recursion", "lists in lists", "slice", "indent")
 @pytest.mark.usefixtures("hurried")
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_template_ends_in_its_child(name: str, opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:

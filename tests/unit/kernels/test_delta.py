@@ -20,6 +20,7 @@ def test_the_reference(name: str) -> None:
     delta_checks.run(name, "cpu")
 
 
+@pytest.mark.quick("together", "odd")
 @pytest.mark.parametrize("name", SMALL)
 def test_the_kernels(interpreter: Interpreter, name: str) -> None:
     interpreter.check("delta_checks", name)
@@ -30,6 +31,7 @@ def test_decays_of_channels(name: str) -> None:
     channel_checks.run(name, "cpu")
 
 
+@pytest.mark.quick("odd", "tiles")
 @pytest.mark.parametrize("name", ["small", "odd", "tiles"])
 def test_the_kernels_of_decays_of_channels(interpreter: Interpreter, name: str) -> None:
     interpreter.check("channel_checks", name)

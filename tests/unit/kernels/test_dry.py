@@ -86,6 +86,7 @@ def test_scales_of_the_smallest_blocks_begin_anywhere(tmp_path: Path) -> None:
     assert not launches.wrong
 
 
+@pytest.mark.quick("bfloat16-")
 @pytest.mark.parametrize(("dtype", "obstacle"), [("bfloat16", ""), ("float16", "wait for the GPU: .*grouped_mm")])
 def test_models_of_transformers_are_captured_where_nothing_waits(
     dtype: str, obstacle: str, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -8,7 +8,9 @@ from tests.unit.kernels import text_checks
 from tests.unit.kernels.interpreter import Interpreter
 from tests.unit.kernels.pooled_checks import CHECKS
 
-LONG = {"ModernBertModel, captured"}
+LONG = {
+    f"{family}, captured" for family in ("ModernBertModel", "Qwen3Model", "MPNetModel")
+}  # BertModel's passes are captured alike
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in CHECKS])

@@ -12,7 +12,7 @@ from tests.unit.engine.families.exact import TAKEN, Bench, asked, prompt_of
 from tests.unit.engine.generate import new_sequence
 
 LENGTHS = (1, 16, 17, 33)
-# Drafts, prefixes and losses meet what a layer keeps, not its products and norms: one family for each kind. Others are `long`.
+# Batches, drafts, prefixes and losses meet what a layer keeps, not its products and norms: one family for each kind.
 KEEPING = """
 llama; llama4-chunks; gemma2; gemma3; gemma3n; gemma4; gpt_oss; mimo_v2_flash; laguna; minicpm3; deepseek_v3; deepseek_v32;
 glm_moe_dsa; longcat_flash; qwen3_next; qwen3_5; granite4; falcon_h1; jamba; lfm2; kimi_linear; olmo_hybrid; nemotron_h;
@@ -34,6 +34,11 @@ def _if_it_keeps_more(case: Case) -> object:
     return _parameter(case) if is_first else pytest.param(case, id=case.name, marks=pytest.mark.long)
 
 
+# Drafts take back what a kind of layer has written: one family for each kind of layer.
+TAKING_BACK = """
+llama; gemma3; gpt_oss; deepseek_v3; glm_moe_dsa; qwen3_next; falcon_h1; jamba; lfm2; kimi_linear; by transformers: gpt_neox
+"""
+of_each_way_to_take_back = pytest.mark.quick(*(name.strip() for name in TAKING_BACK.split(";")))
 of_each_way_to_keep = pytest.mark.parametrize(
     "bench", [_if_it_keeps_more(case) for case in CASES], indirect=True, scope="module"
 )
@@ -44,7 +49,14 @@ def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return Bench(request.param, tmp_path_factory.mktemp("family"))
 
 
+def _read_by(bench: Case, chunk_size: int) -> tuple[str, str, str]:
+    """What reads a case: a class's own fields, beside other parts or alone, and a way to rotate."""
+    rotated = bench.fields.get("rope_parameters") or bench.fields.get("rope_scaling") or {}
+    return bench.config, bench.text_in, str(rotated.get("rope_type", ""))
+
+
 # Chunks are handed over beside sequences that decode, too: below.
+@pytest.mark.quick(of=_read_by)
 @pytest.mark.parametrize("chunk_size", [512, pytest.param(23, marks=pytest.mark.long)])
 def test_a_prompt_is_handed_over_and_goes_on(bench: Bench, chunk_size: int) -> None:
     bench.check_handed_over(chunk_size=chunk_size)
@@ -65,6 +77,7 @@ def test_a_prompt_begins_with_another_ones_blocks(bench: Bench) -> None:
     assert (again.num_cached, branched.num_cached, other.num_cached) == (64, known, 32)
 
 
+@of_each_way_to_keep
 def test_prompts_arrive_beside_sequences_that_decode(bench: Bench) -> None:
     prefill, decode = bench.generators(chunk_size=13)
     moved = [asked(f"moved {length}", prompt_of(max(length, bench.shortest), seed=1)) for length in LENGTHS]
@@ -78,6 +91,7 @@ def test_prompts_arrive_beside_sequences_that_decode(bench: Bench) -> None:
     bench.check([*moved, *local], prefill, decode)
 
 
+@of_each_way_to_take_back
 @of_each_way_to_keep
 def test_drafts_of_any_quality_change_nothing(bench: Bench) -> None:
     plain, _ = bench.generators()
@@ -93,6 +107,7 @@ def test_drafts_of_any_quality_change_nothing(bench: Bench) -> None:
     assert 0 < sum(decode.accepted) < len(decode.accepted) * Drafts.LONGEST
 
 
+@of_each_way_to_take_back
 @of_each_way_to_keep
 def test_drafts_go_on_from_copies_checkpoints_and_after_a_loss(bench: Bench) -> None:
     plain, _ = bench.generators()

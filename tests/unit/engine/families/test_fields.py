@@ -196,6 +196,7 @@ def test_an_unknown_field_is_refused_by_name(case: Case) -> None:
     )
 
 
+@pytest.mark.quick(of=lambda case: case.config)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_values_of_other_types_are_refused_by_name(case: Case) -> None:
     fields = config_of(case)

@@ -103,6 +103,7 @@ FORMS = {
 }  # fmt: skip
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("has_kernels", [False, True])
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_a_quantised_checkpoint_answers_as_what_it_stands_for(

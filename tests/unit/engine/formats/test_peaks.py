@@ -91,6 +91,7 @@ def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.formats.fp8.multiplies_fp8", lambda device: True)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("on_gpu", [True, False])
 @pytest.mark.parametrize("name", [*FORMATS, *ORDERED])
 def test_storing_takes_no_more_than_it_says(name: str, on_gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,7 @@ def test_it_answers_as_its_folder(name: str, tmp_path: Path) -> None:
     assert max(abs(one - other) for one, other in zip(logprobs, theirs, strict=True)) < TOLERANCE
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("mix", MIXES)
 @pytest.mark.parametrize("case", WIDE, ids=lambda case: case.name)
 def test_a_mix_of_kinds_answers_as_its_numbers(

@@ -37,6 +37,7 @@ def test_all_processes_exchange_as_on_one_host(size: int, nodes: int) -> None:
         assert each == expected
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("on_gpu", [False, True])
 @pytest.mark.parametrize(("size", "nodes", "width"), [(2, 2, 1), (4, 2, 2), (4, 2, 1), (3, 3, 1)])
 def test_rows_of_all_sizes_go_round_all_stages(size: int, nodes: int, width: int, on_gpu: bool) -> None:

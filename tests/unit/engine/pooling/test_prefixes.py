@@ -90,6 +90,7 @@ def alike(one: Sequence[int], other: Sequence[int]) -> int:
     return count // BLOCK * BLOCK
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("is_native", [True, False], ids=["kernels in C", "torch"])
 @pytest.mark.parametrize("name", MODELS)
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -208,6 +208,7 @@ def test_who_computes_again_what_was_evicted_shares_it_again() -> None:
     assert admitted(pool, list(range(30))).num_cached == 28
 
 
+@pytest.mark.quick(first=10)
 @pytest.mark.parametrize("num_blocks", range(14, 46))
 def test_whatever_is_found_a_prompt_that_fits_alone_is_admitted_alone(num_blocks: int) -> None:
     """Else it would wait for blocks that nobody holds."""

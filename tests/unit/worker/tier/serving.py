@@ -28,8 +28,8 @@ MODELS = {
     "states": (hybrids.QWEN_3_5.name, {}),
     "windows and states": (hybrid_windows.CASE.name, {}),
 }
-# Copies that are late, fail or find no room are alike for every kind of KV: one of few parts, and one of all. Others are `long`.
-FEW = ("grouped heads", "windows and states")
+# Copies that are late, fail or find no room are alike for every kind of KV: one of all parts. Others are `long`.
+FEW = ("windows and states",)
 of_few_kinds = pytest.mark.parametrize(
     "engine",
     [pytest.param(name, marks=[] if name in FEW else [pytest.mark.long]) for name in MODELS],

@@ -42,6 +42,7 @@ def server(engine: Engine, former: Former, tmp_path: Path) -> DiskServer:
     return DiskServer(engine, tmp_path / "kv")
 
 
+@pytest.mark.quick("windows and states", "latents")
 def test_what_host_memory_gave_up_is_found_in_files(engine: Engine, cold: list[list[int]], tmp_path: Path) -> None:
     server = DiskServer(engine, tmp_path)
     assert server.answers(times=2) == cold
@@ -62,6 +63,7 @@ def test_a_block_that_is_seen_once_is_not_written(engine: Engine, cold: list[lis
     assert server.paths() == []
 
 
+@of_few_kinds
 def test_a_new_process_finds_what_a_former_one_wrote(server: DiskServer, former: Former, cold: list[list[int]]) -> None:
     assert {*server.tier} == former.digests
     assert {server.tier.tier_of(digest) for digest in server.tier} == {2}
@@ -70,6 +72,7 @@ def test_a_new_process_finds_what_a_former_one_wrote(server: DiskServer, former:
     server.check_nothing_is_held()
 
 
+@pytest.mark.quick
 @of_few_kinds
 @pytest.mark.parametrize("harm", ["torn", "gone", "one bit", "another's"])
 def test_a_file_that_is_not_what_was_written_is_a_miss(

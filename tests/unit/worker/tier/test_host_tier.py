@@ -36,6 +36,7 @@ class Heard:
         self.here.discard(digest)
 
 
+@of_few_kinds
 def test_the_index_hears_of_what_is_found(engine: Engine) -> None:
     """A prefix of several groups is found with all that the next token reads. Readers of events hear the same."""
     server, index, founds = Server(engine), set[bytes](), list[int]()
@@ -58,6 +59,7 @@ def test_the_index_hears_of_what_is_found(engine: Engine) -> None:
     assert (heard.here, {*server.tier.prefixes}) == (set(), set())
 
 
+@of_few_kinds
 def test_what_host_memory_has_is_found_after_a_sleep(engine: Engine, cold: list[list[int]]) -> None:
     """The pool forgets all and its memory is given back, as `Parking` does on a CPU; one copy is under way then."""
     server = Server(engine)
@@ -73,6 +75,7 @@ def test_what_host_memory_has_is_found_after_a_sleep(engine: Engine, cold: list[
     assert server.tier.totals().bad_digests == 0
 
 
+@of_few_kinds
 def test_a_flipped_bit_in_host_memory_is_a_miss(engine: Engine, cold: list[list[int]]) -> None:
     server = Server(engine)
     assert [server.answer(number)[0] for number in range(NUM_PROMPTS)] == cold

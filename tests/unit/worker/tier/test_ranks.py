@@ -205,6 +205,7 @@ def test_files_of_all_ranks_bring_prompts_back_also_to_the_next_process(tmp_path
     assert after.files.totals(16).bad_digests == 0
 
 
+@pytest.mark.quick("changed")
 @pytest.mark.parametrize("fault", ["removed", "cut off", "changed"])
 def test_a_file_that_one_rank_lacks_is_a_miss_and_goes_on_all(fault: str, tmp_path: Path) -> None:
     directory = tmp_path / "kv"

@@ -37,6 +37,7 @@ class SharingServer(Server):
         return [self.answer(number)[0] for number in range(NUM_PROMPTS)]
 
 
+@pytest.mark.quick("windows and states", "latents")
 def test_a_worker_finds_what_another_one_stored(engine: Engine, cold: list[list[int]], tmp_path: Path) -> None:
     stores, loads = SharingServer(engine, tmp_path), SharingServer(engine, tmp_path)
     assert stores.answers() == cold
