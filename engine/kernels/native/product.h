@@ -37,18 +37,24 @@ typedef struct {
 
 /* How a group's codes are stored. Each has its own code: what depends on it is decided by the compiler. */
 typedef struct {
-    int bits, group, has_levels;
+    int bits, group, has_levels, has_shifts; /* the last is 0 where all shifts are */
 } Form;
 
-#define IN_ITS_FORM(multiply, p, begin, end)                                                         \
-    switch ((p)->levels ? 0 : (p)->bits * 100 + (p)->group) {                                        \
-        case 0: multiply(p, begin, end, (Form){4, 32, 1}); break;                                    \
-        case 416: multiply(p, begin, end, (Form){4, 16, 0}); break;                                  \
-        case 432: multiply(p, begin, end, (Form){4, 32, 0}); break;                                  \
-        case 532: multiply(p, begin, end, (Form){5, 32, 0}); break;                                  \
-        case 616: multiply(p, begin, end, (Form){6, 16, 0}); break;                                  \
-        case 816: multiply(p, begin, end, (Form){8, 16, 0}); break;                                  \
-        case 832: multiply(p, begin, end, (Form){8, 32, 0}); break;                                  \
+#define IN_ITS_FORM(multiply, p, begin, end)                                                                       \
+    switch ((p)->levels ? 0 : (p)->bits * 100 + (p)->group) {                                                      \
+        case 0: multiply(p, begin, end, (Form){4, 32, 1, 1}); break;                                               \
+        case 416: multiply(p, begin, end, (Form){4, 16, 0, 1}); break;                                             \
+        case 432:                                                                                                  \
+            if ((p)->has_minimums) multiply(p, begin, end, (Form){4, 32, 0, 0});                                   \
+            else multiply(p, begin, end, (Form){4, 32, 0, 1});                                                     \
+            break;                                                                                                 \
+        case 532:                                                                                                  \
+            if ((p)->has_minimums) multiply(p, begin, end, (Form){5, 32, 0, 0});                                   \
+            else multiply(p, begin, end, (Form){5, 32, 0, 1});                                                     \
+            break;                                                                                                 \
+        case 616: multiply(p, begin, end, (Form){6, 16, 0, 1}); break;                                             \
+        case 816: multiply(p, begin, end, (Form){8, 16, 0, 1}); break;                                             \
+        case 832: multiply(p, begin, end, (Form){8, 32, 0, 1}); break;                                             \
     }
 
 #ifdef __x86_64__

@@ -6,7 +6,7 @@
 #define DOT_OF_BYTES(multiplied)                                                                                            \
     INLINE(TARGET) __m256i NAMED(codes_of)(__m256i bytes) { return _mm256_xor_si256(bytes, _mm256_set1_epi8((char)128)); }  \
     INLINE(TARGET) __m256i NAMED(dot)(const __m256i *codes, const int8_t *row, int32_t shift, const Form form) {            \
-        __m256i sum = _mm256_set1_epi32(shift);                                                                             \
+        __m256i sum = form.has_shifts ? _mm256_set1_epi32(shift) : _mm256_setzero_si256();                                  \
         for (int at = 0; at < form.group / 4; at++)                                                                         \
             sum = multiplied(sum, codes[at], _mm256_set1_epi32(four(row + 4 * at)));                                        \
         return sum;                                                                                                         \

@@ -7,7 +7,7 @@ INLINE(NARROW) __m256i avx2_codes_of(__m256i bytes) { return bytes; }
 INLINE(NARROW) __m256i avx2_dot(const __m256i *codes, const int8_t *row, int32_t shift, const Form form) {
     const __m256i ones = _mm256_set1_epi16(1);
     const int at_once = is_signed(form) ? 1 : 8 >> (form.bits - 4); /* 16 products of 15 * 127 fit 16 bits, 8 of 31, 4 of 63 */
-    __m256i sum = is_signed(form) ? _mm256_setzero_si256() : _mm256_set1_epi32(shift);
+    __m256i sum = is_signed(form) || !form.has_shifts ? _mm256_setzero_si256() : _mm256_set1_epi32(shift);
     for (int at = 0; at < form.group / 4;) {
         __m256i pairs = _mm256_setzero_si256();
         for (int i = 0; i < at_once && at < form.group / 4; i++, at++) {

@@ -52,7 +52,7 @@ INLINE(WIDE) void wide_rows(const Product *p, int64_t tile, int64_t row, const i
         block += 2 * TILE * (1 + p->has_minimums), other += 2 * TILE * (1 + p->has_minimums);
         for (int at = 0; at < count; at++) {
             const int64_t place = (row + at) * num_groups + g;
-            __m512i whole = _mm512_set1_epi32(p->shifts[place]);
+            __m512i whole = form.has_shifts ? _mm512_set1_epi32(p->shifts[place]) : _mm512_setzero_si512();
             for (int i = 0; i < form.group / 4; i++)
                 whole = _mm512_dpbusd_epi32(whole, codes[i], _mm512_set1_epi32(four(p->rows + place * form.group + 4 * i)));
             const __m512 sum = _mm512_cvtepi32_ps(whole), step = _mm512_set1_ps(p->steps[place / per_step]);
