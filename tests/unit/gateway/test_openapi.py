@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+import pytest_asyncio
 from jsonschema import Draft202012Validator
 
 from gateway.answers.tokenizer import ChatTokenizer
@@ -16,7 +17,7 @@ from tests.fakes.generations import ScriptedGenerations
 from tests.unit.gateway.conftest import MODEL, Gateway
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def document(tokenizer: ChatTokenizer) -> dict[str, Any]:
     script = ScriptedGenerations(lambda spec: [])
     app = create_app(

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from common.settings import ROOT
+from engine.families import read_model_spec
+from services.runtime.checks.model import check_model
 
 ASKED = """
 import json, sys
@@ -85,9 +87,11 @@ def test_its_name_is_known_without_its_code_and_its_function_reads_the_model(
 
 
 def test_without_it_the_model_is_refused(models: tuple[Path, Path]) -> None:
-    said, error = told(models)[1:]
-    assert "PencilForCausalLM is not served" in str(said)
-    assert "PencilForCausalLM is not served" in str(error)
+    """This process has no package."""
+    first = next(iter(check_model(models[1])))
+    assert "PencilForCausalLM is not served" in first.said
+    with pytest.raises(ValueError, match="PencilForCausalLM is not served"):
+        read_model_spec(models[1])
 
 
 def test_one_that_fails_is_named(installed: Path, models: tuple[Path, Path]) -> None:
