@@ -36,7 +36,7 @@ test: check tiers
 
 # What takes longer than a person waits: more seeds, longer fuzzing. CI's script runs it after `make test`.
 # `make compiled` is apart: a change of kernels needs it.
-long: chaos-short unit-long models properties simulation fuzz
+long: chaos-short unit-long models properties simulation fuzz arm
 
 check: $(VENV)/.testing
 	$(RUN) ruff check .
@@ -53,8 +53,8 @@ unit integration e2e: $(VENV)/.testing
 LONG_UNITS := $(addprefix tests/unit/,engine kernels worker gateway benchmarks services cli deploy telemetry house)
 UNITS := $(LONG_UNITS) $(filter-out $(LONG_UNITS),$(patsubst %/,%,$(sort $(wildcard tests/unit/*/))))
 tiers: $(VENV)/.testing
-	$(PYTEST) -n 4 --dist loadfile --no-loadscope-reorder -m "not long" \
-	    tests/chaos/test_kills.py tests/simulation tests/fuzz tests/e2e tests/integration $(UNITS)
+	$(PYTEST) -n 4 --dist loadfile --no-loadscope-reorder -m "not long" --deselect $(EMULATED) \
+	    tests/simulation tests/fuzz tests/e2e tests/integration $(UNITS)
 
 # The rest that is marked long: `compiled` and `models` run their own.
 unit-long: STUCK_S := 900
@@ -82,8 +82,9 @@ avx2: $(VENV)/.testing
 	$(NARROW) $(PYTEST) -n 2 --dist worksteal -m "not long" $(addprefix --ignore=,$(NUMBERS)) tests/unit/engine tests/e2e/test_parity.py
 	$(NARROW) $(PYTEST) -n 2 --dist worksteal -m "long or not long" $(NUMBERS) $(addprefix tests/unit/kernels/test_,cpu.py int8.py)
 
-# The C kernels on an emulated Arm, bit by bit beside this processor's. Debian's emulator and compiler are installed where they are
+# The C kernels on an emulated Arm, bit by bit beside this processor's: no part of `make test`. Debian's emulator and compiler are installed where they are
 # missing; without root or a mirror the test is skipped with a word.
+EMULATED := tests/unit/kernels/test_arm.py::test_an_arm_writes_what_this_processor_writes
 arm: $(VENV)/.testing
 	@{ command -v qemu-aarch64-static && command -v aarch64-linux-gnu-gcc; } > /dev/null || \
 	    apt-get install -q -y qemu-user-static gcc-aarch64-linux-gnu libc6-dev-arm64-cross || true

@@ -25,7 +25,6 @@ async def cluster(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Asyn
         yield cluster
 
 
-@pytest.mark.quick(first=1)
 @pytest.mark.parametrize(
     "fault",
     [crash("decode"), crash("prefill"), pytest.param(freeze("decode", 5), marks=pytest.mark.long)],

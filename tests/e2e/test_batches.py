@@ -341,6 +341,7 @@ async def test_wrong_fields_are_named(cluster: Cluster, fields: dict[str, str], 
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
+@pytest.mark.long
 async def test_a_killed_gateway_loses_no_line(cluster: Cluster, client: openai.AsyncOpenAI, oracle: Oracle) -> None:
     lines = [completion(number, max_tokens=60) for number in range(120)]  # seconds of work
     batch = await batch_of(client, jsonl(lines))

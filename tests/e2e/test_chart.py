@@ -115,6 +115,7 @@ async def ask(client: httpx.AsyncClient, number: int, begun: asyncio.Event) -> l
     return tokens
 
 
+@pytest.mark.long
 async def test_probes_answer_and_pods_that_are_deleted_under_load_lose_nothing(release: Release) -> None:
     pods, client = release.pods, release.client
     async with client, asyncio.timeout(150):

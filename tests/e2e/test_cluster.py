@@ -20,6 +20,7 @@ from tests.e2e.asking import FAKE, all_idle, client_of, complete, expected, unti
 from tests.e2e.cluster import Cluster
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("transport", "pairs"), [("shm", 4), pytest.param("ucx", 2, marks=pytest.mark.long)])
 async def test_many_workers_answer_a_burst_and_hold_nothing_afterwards(
     transport: str, pairs: int, model: Path, tmp_path: Path
@@ -147,6 +148,7 @@ async def test_a_worker_with_both_roles_serves_alone(model: Path, tmp_path: Path
     assert [answer["tokens"] for answer in answers] == [expected(model, prompt) for prompt in prompts]
 
 
+@pytest.mark.long
 async def test_a_pool_too_small_for_all_at_once_preempts_and_answers_all(model: Path, tmp_path: Path) -> None:
     """1 MiB of KV is 1024 blocks of the fake device; long answers of many sequences need more."""
     options = {**FAKE, "kv_memory_mb": 1, "fake_step_ms": 0}

@@ -246,6 +246,7 @@ async def test_a_spent_budget_is_told_in_the_dialect_s_form(client: httpx.AsyncC
         assert int(answer.headers["retry-after"]) > 0
 
 
+@pytest.mark.long
 async def test_a_decode_worker_killed_in_mid_stream_changes_no_dialect_s_text(
     client: httpx.AsyncClient, cluster: Cluster, model: Path
 ) -> None:

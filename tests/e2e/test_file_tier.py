@@ -16,6 +16,7 @@ from tests.reference import greedy_tokens
 PROMPTS = [[(31 * index + 7 * at + at * at) % 400 + 10 for at in range(250)] for index in range(24)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "kind", "ranks", "prefill"),
     [

@@ -105,6 +105,7 @@ async def test_a_reader_that_loses_batches_knows_what_every_tier_has(comes: str,
         await reader.until(lambda tiers: not any(tiers.values()))
 
 
+@pytest.mark.long
 async def test_files_are_told_also_those_of_the_process_before(tmp_path: Path) -> None:
     port = own_port(run=8)
     options = OPTIONS | config_at(port) | {"kv_host_mb": 1, "kv_disk": f"{tmp_path}/kv:64"}

@@ -24,6 +24,7 @@ NEW_TOKENS = 60
 IDLE, COMPUTING, RECEIVING = "idle", "computing", "receiving"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "role", "point"),
     [

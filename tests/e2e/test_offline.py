@@ -55,6 +55,7 @@ def test_parameters_are_those_of_the_api(llm: LLM) -> None:
     assert re.fullmatch("(yes|no) [0-9]{3}", bound.outputs[0].text)
 
 
+@pytest.mark.long
 def test_a_model_of_embeddings_makes_vectors_and_no_text(tmp_path: Path) -> None:
     with LLM(build_pooling_model(tmp_path / "mini")) as llm:
         prompts = ["hello world", "the cat sat", "a"] * 5

@@ -32,6 +32,7 @@ NEAR_TIE = 0.2  # of natural logarithms; 0.03 was seen
 PROMPT_LENGTHS = (1, 15, 16, 17, 33, 150)  # the cluster's token budget is 64: 150 tokens are three chunks
 
 
+@pytest.mark.quick(first=1)
 @pytest.mark.parametrize(("family", "transport"), [("llama", "shm"), ("qwen2", "ucx")])
 async def test_a_family_answers_as_transformers_does(family: str, transport: str, tmp_path: Path) -> None:
     model = build_tiny_model(tmp_path / family, family, shards=2 if family == "llama" else 1)
@@ -60,6 +61,7 @@ async def test_states_are_computed_again_where_blocks_run_out(tmp_path: Path) ->
     assert [tokens for tokens, _ in answers] == greedy_tokens(model, prompts, 60)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("transport", "number"),
     [("shm", 3), pytest.param("shm", 12, marks=pytest.mark.long), pytest.param("ucx", 12, marks=pytest.mark.long)],

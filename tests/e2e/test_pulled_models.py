@@ -89,6 +89,7 @@ async def vectors_of(client: httpx.AsyncClient, model: str, texts: list[str]) ->
     return torch.tensor([one["embedding"] for one in answer.json()["data"]])
 
 
+@pytest.mark.long
 async def test_a_pulled_model_of_vectors_is_loaded_by_its_first_request_gives_way_and_has_aliases(
     tmp_path: Path,
 ) -> None:

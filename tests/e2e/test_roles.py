@@ -101,6 +101,7 @@ async def errors(client: httpx.AsyncClient) -> float:
     return sum(counts)
 
 
+@pytest.mark.long
 async def test_running_answers_end_where_they_began_after_their_worker_lost_its_role(fleet: Fleet, model: Path) -> None:
     prompts = [[index + 3] * 20 for index in range(6)]
     retries = await fleet.retries()

@@ -95,6 +95,7 @@ async def test_a_request_predicts_its_answer_or_wants_no_drafts(tmp_path: Path) 
         assert timings["draft_n"] == timings["draft_n_accepted"] + details["rejected_prediction_tokens"]
 
 
+@pytest.mark.long
 async def test_a_decode_worker_that_dies_while_it_drafts_is_replaced_without_a_wrong_token(
     model: Path, tmp_path: Path
 ) -> None:
@@ -150,7 +151,7 @@ DRAFTERS: dict[str, Callable[[Path], tuple[Path, dict[str, str]]]] = {
 }
 
 
-@pytest.mark.quick("eagle3", "draft_model")  # each is handed over within a process, too: tests/unit/engine
+@pytest.mark.quick("eagle3")  # each is handed over within a process, too: tests/unit/engine
 @pytest.mark.parametrize("drafter", DRAFTERS)
 async def test_no_drafter_changes_anything_across_the_handoff(drafter: str, tmp_path: Path) -> None:
     """The prefill worker's drafts come with the handoff, and its head's keys and values with the blocks."""

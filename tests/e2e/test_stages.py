@@ -22,7 +22,7 @@ STAGES, RANKS = True, False
 ALIKE = ["--disable-hybrid-kv-cache-manager"]
 
 
-@pytest.mark.quick(first=1)
+@pytest.mark.long  # on two nodes: test_nodes.py
 @pytest.mark.parametrize("ranks", [1, 2])
 async def test_a_worker_of_two_stages_hands_over_to_one_process(ranks: int, tmp_path: Path) -> None:
     await check(tmp_path, prefill=2, decode=1, are_stages=(STAGES, STAGES if ranks == 1 else RANKS), within=ranks)

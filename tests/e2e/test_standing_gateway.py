@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.e2e.stack import PATIENCE_S, Up, up
 from tests.models import build_tiny_model
@@ -51,6 +52,7 @@ async def test_a_stopped_gateway_of_three_is_replaced_and_requests_go_on(tmp_pat
         assert len(set(after) & set(before)) == 2
 
 
+@pytest.mark.long
 async def test_the_only_gateway_is_replaced_too(tmp_path: Path) -> None:
     model = build_tiny_model(tmp_path / "tiny", "llama")
     async with up(model, tmp_path / "data", "--device", "fake") as stack:

@@ -88,6 +88,7 @@ async def test_the_curl_line_works_a_dead_worker_comes_back_and_ctrl_c_leaves_no
         assert not (tmp_path / "data" / FILE).exists()
 
 
+@pytest.mark.long
 async def test_a_killed_worker_comes_back_of_the_nursery_and_later_without_it(start: Start, tmp_path: Path) -> None:
     async with start("--device", "fake", "--prefill", "1") as up:
         await up.says("Baton serves")
@@ -115,6 +116,7 @@ async def test_where_the_nursery_dies_each_worker_is_started_by_itself(start: St
         assert await answers(up.url)
 
 
+@pytest.mark.long
 async def test_what_the_readme_tells_a_newcomer_to_type_works(start: Start, tmp_path: Path) -> None:
     """Word for word but for the port; load and answers are short, by variables."""
     short = {"BATON_DATA_DIR": str(tmp_path / "data"), "BATON_NUM_PROMPTS": "3", "BATON_SET": "max_tokens=4"}

@@ -61,6 +61,7 @@ async def test_what_only_a_worker_sees_is_one_line_and_stops_everything(
             assert named in said[-1]
 
 
+@pytest.mark.long
 async def test_a_device_that_is_not_there_is_one_line(start: Start) -> None:
     async with start("--prefill", "0", "--device", "cuda:99") as up:
         code, said = await up.ends()
@@ -68,7 +69,7 @@ async def test_a_device_that_is_not_there_is_one_line(start: Start) -> None:
         assert said[0].startswith("baton: --device cuda:99: ")
 
 
-@pytest.mark.quick(first=3)
+@pytest.mark.quick(first=1)
 @pytest.mark.parametrize(
     ("options", "part"),
     [

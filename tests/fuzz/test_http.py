@@ -43,7 +43,7 @@ CHECKS: list[CheckFunction] = [
 ]
 SHORT_EXAMPLES = 4  # of each operation and mode: one of a conversation takes up to a second to draw
 PARTS = 8  # of the operations, some of each dialect. Others than the first are `long`: drawing takes the time.
-QUICK_PARTS = 3
+QUICK_PARTS = 1
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

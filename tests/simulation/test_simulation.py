@@ -301,7 +301,7 @@ def test_a_planted_bug_is_found_in_worlds_of_a_narrow_form(
 FIRST = {writers_not_asked: 150}  # seeds before these take ten seconds, and find nothing
 
 
-@pytest.mark.quick(first=6)
+@pytest.mark.quick(first=3)
 @pytest.mark.parametrize(
     "plant",
     [

@@ -12,6 +12,7 @@ from benchmarks.quality.accuracy import _round_at_random, compare, judge
 from tests.models import build_tiny_model
 
 
+@pytest.mark.long
 def test_on_the_cpu_every_token_is_the_references() -> None:
     agreement = compare(ROOT / "demo", "demo", device="cpu", seed=1)
     assert agreement.tokens == 8 * 32

@@ -54,6 +54,7 @@ def test_a_profile_is_written_beside_the_results(tmp_path: Path) -> None:
     assert text.startswith("profile of decode_b8_ctx64: 8 passes")
 
 
+@pytest.mark.long
 def test_drafts_are_timed_beside_steps_without(tmp_path: Path) -> None:
     assert main([*SMALL, "--out", str(tmp_path), "--checkpoints", str(tmp_path), "--cells", "verify|draft"]) == 0
     results = {result.name: result for result in read_results(tmp_path / "engine.json")}

@@ -46,6 +46,7 @@ def test_a_light_load_is_served_at_once_and_the_same_each_time() -> None:
     assert 4 < outcomes[0].tpot_ms(0.5) < 6
 
 
+@pytest.mark.long
 def test_beyond_saturation_as_many_answers_are_good_as_before_where_goals_decide_who_comes_in() -> None:
     def good_per_s(times: float, *, by_goals: bool) -> float:
         cell = Cell("too much", "bf16", chat(SATURATED_PER_S * times))

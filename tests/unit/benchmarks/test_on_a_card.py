@@ -83,6 +83,7 @@ def test_kernels_are_measured(step: Step, launches: Launches, tmp_path: Path) ->
     check(step, launches, tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", _parameters(ENGINES))
 def test_an_engine_is_measured(
     step: Step, llama: Path, launches: Launches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -79,6 +79,7 @@ def test_a_page_has_each_row_and_the_best_library_as_reference(tmp_path: Path) -
     assert "sum, b: b: not installed (one)" in text
 
 
+@pytest.mark.long
 def test_each_op_has_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     few = {op: OPS[op] for op in ("mla-decode", "delta-rule")}
     monkeypatch.setattr(command, "OPS", few)

@@ -16,6 +16,7 @@ def test_operations_of_bge_base_are_its_weights_and_attention() -> None:
     assert shape.flops(512) == 2 * weights + 12 * 4 * 768 * 512
 
 
+@pytest.mark.long
 def test_a_tiny_shape_has_its_figures_on_a_cpu() -> None:
     rate, encoder, share = islice(card.figures(torch.device("cpu"), quick=True), 3)
     assert rate.value > 0

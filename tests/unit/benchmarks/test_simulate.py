@@ -154,6 +154,7 @@ def test_the_ideal_has_no_queue() -> None:
     assert outcome.runs[1].ttft_ms == pytest.approx(prefill_ms(512, 88))
 
 
+@pytest.mark.long
 def test_the_whole_with_the_real_placement(tmp_path: Path) -> None:
     assert main(["--out", str(tmp_path), "--commit", "none"]) == 0
     results = {result.name: result.value for result in read_results(tmp_path / "simulate.json")}

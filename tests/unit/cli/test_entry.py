@@ -83,6 +83,7 @@ runpy.run_module("cli", run_name="__main__", alter_sys=True)
 """
 
 
+@pytest.mark.quick(first=1)
 @pytest.mark.parametrize("imported", ["cli.entry", "services.runtime.commands", "services.up", "services.up.settings"])
 def test_ctrl_c_ends_up_quietly_while_it_imports(imported: str) -> None:
     """On a busy machine that takes seconds."""

@@ -141,6 +141,7 @@ async def test_who_owes_an_answer_too_long_is_asked_again_on_another_connection(
 MAD = [b"", b"-READONLY no\r\n", b"?\r\n", b":x\r\n", b":0\r\n:0\r\n", b"*9\r\n" * 5]
 
 
+@pytest.mark.quick(first=3)
 @pytest.mark.parametrize("answer", MAD)
 async def test_a_call_on_a_lost_or_mad_connection_is_made_again_on_another(answer: bytes) -> None:
     async def ends(client: Client) -> None:

@@ -370,7 +370,7 @@ async def test_with_a_host_tier_chance_finds_loads_and_losses() -> None:
     ] == []
 
 
-@pytest.mark.quick(first=8)
+@pytest.mark.quick(first=4)
 @pytest.mark.parametrize("has_tier", [False, True])
 @pytest.mark.parametrize("seed", [*range(10), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(10, 20))])
 async def test_every_answer_is_the_oracles_and_every_block_comes_back(seed: int, has_tier: bool) -> None:

@@ -160,6 +160,7 @@ def autoscaling_queries() -> list[str]:
     return [trigger["metadata"]["query"] for one in made for trigger in one["spec"].get("triggers", [])]
 
 
+@pytest.mark.long
 def test_cpu_profile_as_processes_answers_and_exposes_what_is_asked_for(tmp_path: Path) -> None:
     """With Prometheus (Debian's package), too: it scrapes both, evaluates every rule and answers every query."""
     dashboards, autoscaling = dashboard_queries(), autoscaling_queries()

@@ -53,6 +53,7 @@ def test_the_extras_that_images_are_built_with_exist() -> None:
         assert requirements(extras.split())
 
 
+@pytest.mark.long
 def test_every_service_is_there_with_what_it_imports_and_reads(image: Path) -> None:
     environment = {"PYTHONPATH": str(image), "PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(

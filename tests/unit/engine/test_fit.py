@@ -39,6 +39,7 @@ def held() -> dict[int, int]:
     return found
 
 
+@pytest.mark.quick(first=1)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_needs_are_the_bytes_that_an_engine_has_then(dtype: str) -> None:
     config = replace(DEMO, dtype=dtype)

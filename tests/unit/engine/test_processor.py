@@ -63,6 +63,7 @@ def test_torch_s_own_limit_is_heeded(capability: str, monkeypatch: pytest.Monkey
     assert not has_avx512()
 
 
+@pytest.mark.quick(first=1)
 @pytest.mark.parametrize("limit", [{BOUND: "AVX2"}, {"ATEN_CPU_CAPABILITY": "avx2"}])
 def test_what_a_limit_forbids_is_not_used(limit: dict[str, str]) -> None:
     """oneDNN without VNNI adds up products of bytes in 16 bits: too few."""

@@ -23,6 +23,7 @@ FIRST = {"eagle3": 4, "dflash": 4, "draft_model": 2, "mimo": 2}
 WIDTHS = [*[(name, width) for name in HEADS for width in (2, 4)], *[(name, 2) for name in MTP]]
 
 
+@pytest.mark.quick(first=2)
 @pytest.mark.parametrize(
     ("name", "size"),
     [pytest.param(*each, marks=[] if FIRST.get(each[0]) == each[1] else [pytest.mark.long]) for each in WIDTHS],

@@ -52,6 +52,7 @@ def _refused(config: EngineConfig, size: int) -> str:
     return ""
 
 
+@pytest.mark.quick("llama 2", "deepseek_v3 2", "qwen3_next 2")
 @pytest.mark.parametrize(("case", "size"), OURS)
 def test_ranks_generate_what_one_does(case: Case, size: int, tmp_path: Path) -> None:
     config = EngineConfig(

@@ -185,6 +185,7 @@ def test_a_message_that_sleep_does_not_allow_is_refused(said: str, config: Engin
     assert (", asleep, and rank 0 says message " in str(refused.value)) == (said != "waking")
 
 
+@pytest.mark.quick(first=1)
 @pytest.mark.parametrize("is_woken", [True, False])
 def test_a_rank_that_is_killed_asleep_is_named_and_nobody_waits_for_it(is_woken: bool, config: EngineConfig) -> None:
     with leading([], size=2) as ranks:

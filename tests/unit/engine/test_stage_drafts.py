@@ -35,7 +35,7 @@ MORE = ("dflash+window", "mimo", "deepseek_v3")
 LAYERS = {"mimo": 4, "qwen3_next": 8, "deepseek_v3": 4}  # of models with a layer of their own; 7 of others
 
 
-@pytest.mark.quick(first=2)
+@pytest.mark.quick(first=1)
 @pytest.mark.parametrize(
     ("name", "layers", "count"),
     [*DEEP, *(pytest.param(*each, marks=pytest.mark.long) for each in TWO)],

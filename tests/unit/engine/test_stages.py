@@ -134,6 +134,7 @@ def test_states_are_in_the_stages_of_their_layers(name: str, layers: int, count:
     assert sum(drafting.accepted) > 9
 
 
+@pytest.mark.quick(first=1)
 @pytest.mark.parametrize(
     ("name", "layers", "count", "width"),
     [pytest.param(*each, marks=[] if number < 3 else [pytest.mark.long]) for number, each in enumerate(WIDE)],

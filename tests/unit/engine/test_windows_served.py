@@ -108,7 +108,7 @@ def ample(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         yield Engine(EngineConfig(model=folder, cache=CacheConfig(num_blocks=400)))
 
 
-@pytest.mark.quick("gemma3-True", "windows and states-True")
+@pytest.mark.quick("windows and states-True")
 @pytest.mark.parametrize("some", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_answers_are_those_of_an_ample_pool(ample: Engine, some: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(groups, "LEAST_AHEAD", 32)  # prompts here are no longer than the real one

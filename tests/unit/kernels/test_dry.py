@@ -44,12 +44,14 @@ QUICK = (
 )
 
 
+@pytest.mark.quick("qwen3_5", "checkpoint of awq, experts")
 @pytest.mark.parametrize("name", QUICK)
 def test_an_engine_runs_on_a_card(name: str) -> None:
     program = dry.programs()[name]
     assert not dry.run({name: replace(program, asked={**program.asked, **FEW_GRAPHS})})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["eagle3", pytest.param("draft_model", marks=pytest.mark.long)])
 def test_a_first_stage_drafts_on_a_card_beside_later_passes(name: str, tmp_path: Path) -> None:
     """In a thread of its own; whoever launches passes waits for nothing but results. Each pass draws token 7, and guesses 0."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.compilations import told_by
 from tests.needs import needs
 
 LAUNCHES = ["_norm", "_norm", "_few_rows", "_few_rows"]
 
 
+@pytest.mark.long
 def test_kernels_are_compiled_once_and_ahead(tmp_path: Path) -> None:
     needs("triton")
     broken, ahead, wrong, after = told_by("tests.unit.kernels.compiling", cache=tmp_path, timeout_s=120)

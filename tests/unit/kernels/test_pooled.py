@@ -9,7 +9,7 @@ from tests.unit.kernels.interpreter import Interpreter
 from tests.unit.kernels.pooled_checks import CHECKS
 
 LONG = {
-    f"{family}, captured" for family in ("ModernBertModel", "Qwen3Model", "MPNetModel")
+    f"{what}, captured" for what in ("ModernBertModel", "Qwen3Model", "MPNetModel", "texts of one length", "prefixes")
 }  # BertModel's passes are captured alike
 
 

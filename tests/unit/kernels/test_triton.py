@@ -38,6 +38,31 @@ COLUMNS: dict[str, dict[str, Any]] = {
 }
 
 
+LONG = {
+    "rows",
+    "blocks_of_a_row",
+    "gptq",
+    "channels",
+    "channels_8",
+    "w4_32",
+    "w4_64",
+    "q5_k",
+    "q8_0",
+    "nvfp4",
+    "device_sampler",
+    "filters",
+    "filters_of_equal_scores",
+    "random",
+    "mistral",
+    "qwen3",
+    "qwen3_moe",
+}  # up to a minute each: `make long`
+
+
+def cases(names: Iterable[str]) -> list[ParameterSet]:
+    return [pytest.param(name, marks=[pytest.mark.long] if name in LONG else []) for name in names]
+
+
 @pytest.mark.parametrize("name", triton_checks.CHECKS)
 def test_triton_kernel(interpreter: Interpreter, name: str) -> None:
     interpreter.check("triton_checks", name)
@@ -63,11 +88,12 @@ def test_experts_kernel(interpreter: Interpreter, name: str) -> None:
     interpreter.check("expert_checks", name)
 
 
-@pytest.mark.parametrize("name", collective_checks.CHECKS)
+@pytest.mark.parametrize("name", cases(collective_checks.CHECKS))
 def test_collective(interpreter: Interpreter, name: str) -> None:
     interpreter.check("collective_checks", name)
 
 
+@pytest.mark.quick("heads", "latents and keys", "windows and states", "states beside two heads", "windows, stages")
 @pytest.mark.parametrize("name", share_checks.CHECKS)
 def test_a_share_of_blocks_is_moved(interpreter: Interpreter, name: str) -> None:
     interpreter.check("share_checks", name)
@@ -88,31 +114,6 @@ def test_a_share_of_blocks_goes_through_messages(interpreter: Interpreter, name:
 @pytest.mark.parametrize("name", switch_checks.CHECKS)
 def test_switch(interpreter: Interpreter, name: str) -> None:
     interpreter.check("switch_checks", name)
-
-
-LONG = {
-    "rows",
-    "blocks_of_a_row",
-    "gptq",
-    "channels",
-    "channels_8",
-    "w4_32",
-    "w4_64",
-    "q5_k",
-    "q8_0",
-    "nvfp4",
-    "device_sampler",
-    "filters",
-    "filters_of_equal_scores",
-    "random",
-    "mistral",
-    "qwen3",
-    "qwen3_moe",
-}  # up to a minute each: `make long`
-
-
-def cases(names: Iterable[str]) -> list[ParameterSet]:
-    return [pytest.param(name, marks=[pytest.mark.long] if name in LONG else []) for name in names]
 
 
 @pytest.mark.parametrize("name", cases(sampling_checks.CHECKS))

@@ -356,6 +356,7 @@ def check(world: World) -> None:
     assert len(set(world.receiver.accepted)) == len(world.receiver.accepted), "accepted twice"
 
 
+@pytest.mark.quick(first=1)
 @pytest.mark.parametrize("batch", [*range(2), *(pytest.param(one, marks=pytest.mark.long) for one in range(2, 20))])
 def test_every_request_ends_and_no_write_lands_in_somebody_elses_block(batch: int) -> None:
     """10,000 seeds in all."""

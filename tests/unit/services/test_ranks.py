@@ -185,6 +185,7 @@ def test_a_host_refuses_models_that_its_workers_can_t_serve_as_it_reads_its_file
     assert "-0" in str(refused.value)
 
 
+@pytest.mark.long
 def test_up_refuses_a_model_that_a_role_s_ranks_can_t_share_before_anything_starts(tmp_path: Path) -> None:
     models = [build_tiny_model(tmp_path / name, "llama") for name in ("a", "b")]
     words = [word for model in models for word in ("--model", str(model))]

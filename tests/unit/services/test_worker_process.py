@@ -59,6 +59,7 @@ def test_what_keys_and_values_are_kept_as_has_the_same_names_everywhere(tmp_path
     assert cache.disable_hybrid_kv_cache_manager
 
 
+@pytest.mark.quick(first=1)
 @pytest.mark.parametrize("build", [lambda folder: build_tiny_model(folder / "tiny", "llama"), hybrids.QWEN_3_5.build])
 def test_twins_compute_with_weights_that_were_lent_and_others_with_their_own(
     tmp_path: Path, build: Callable[[Path], Path]

@@ -68,6 +68,7 @@ def test_a_callers_headers_are_read_by_w3c_rules(tracer: OtelTracer, header: str
     assert tracer.parent_of({}) == ""
 
 
+@pytest.mark.long
 def test_opentelemetry_is_imported_only_by_a_process_that_sends_traces() -> None:
     code = """
 import sys

@@ -58,6 +58,7 @@ def said(engine: Engine, sequences: list[Sequence], **options: Any) -> list[list
     ]
 
 
+@pytest.mark.quick(first=2)
 def test_a_request_does_not_depend_on_its_batch(folder: Path) -> None:
     prompts = [prompt(seed, length) for seed, length in enumerate((3, 30, 17, 1))]
 

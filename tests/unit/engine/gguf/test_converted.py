@@ -24,6 +24,7 @@ MIXES = {
 PLAIN = {"ffn_gate_inp": "F32", "conv1d": "F32"}
 
 
+@pytest.mark.quick(of=lambda name: CASES[name].config)
 @pytest.mark.parametrize("name", recorded())
 def test_it_answers_as_its_folder(name: str, tmp_path: Path) -> None:
     folder = CASES[name].build(tmp_path / "model")
