@@ -80,7 +80,7 @@ NARROW := ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2
 NUMBERS := $(addprefix tests/unit/engine/,formats gguf pooling)
 avx2: $(VENV)/.testing
 	$(NARROW) $(PYTEST) -n 2 --dist worksteal -m "not long" $(addprefix --ignore=,$(NUMBERS)) tests/unit/engine tests/e2e/test_parity.py
-	$(NARROW) $(PYTEST) -n 2 --dist worksteal -m "long or not long" $(NUMBERS) $(addprefix tests/unit/kernels/test_,cpu.py int8.py)
+	$(NARROW) $(PYTEST) -n 2 --dist worksteal -m "long or not long" $(NUMBERS) $(addprefix tests/unit/kernels/test_,cpu.py int8.py tiles.py)
 
 # The C kernels on an emulated Arm, bit by bit beside this processor's: no part of `make test`. Debian's emulator and compiler are installed where they are
 # missing; without root or a mirror the test is skipped with a word.
