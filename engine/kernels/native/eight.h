@@ -1,4 +1,4 @@
-/* Rows times tiles, 8 outputs at a time, in one variant: this is included once for each, after it has been defined
+/* Rows times tiles, 8 outputs at a time, in one variant: a file includes this once for each, after it has defined
 
        NAMED(name)   what the variant calls its functions
        PRODUCT       its product of tiles
