@@ -89,7 +89,8 @@ class Inbox:
                 if request is not None and request.state.imported(message.attempt, sender):
                     request.imported(message, self._keeping.clock())
             case Trying():
-                self._seen.suspects.trying(sender, message.request_id)
+                if request is None or not request.state.is_past(message.attempt, message.position):
+                    self._seen.suspects.trying(sender, message.request_id, message.position)
             case Failed():
                 if request is not None and request.state.is_held_by(sender):
                     self._failed(request, message)

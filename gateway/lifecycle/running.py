@@ -50,12 +50,13 @@ class Suspects:
     """Counts the deaths of workers that computed a request."""
 
     def __init__(self) -> None:
-        self._named: dict[Incarnation, str] = {}  # worker -> id of the request on trial
+        self._named: dict[Incarnation, tuple[str, int]] = {}  # worker -> the request on trial, and its tokens before
         self._dead: dict[Incarnation, list[RequestState]] = {}  # worker -> requests charged with its death
 
-    def trying(self, worker: Incarnation, request_id: str) -> None:
+    def trying(self, worker: Incarnation, request_id: str, position: int) -> None:
+        """Note that the next pass computes a request behind `position` generated tokens (-1: unknown)."""
         self._named.pop(worker, None)
-        self._named[worker] = request_id
+        self._named[worker] = request_id, position
         while len(self._named) > MAX_NAMED:
             del self._named[next(iter(self._named))]
 
@@ -65,11 +66,11 @@ class Suspects:
 
     def is_tried_by(self, worker: str, state: RequestState) -> bool:
         """True if the worker is still trying the request: better wait for the outcome."""
-        return any(name == worker and tried == state.spec.request_id for (name, _), tried in self._named.items())
+        return any(name == worker and tried == state.spec.request_id for (name, _), (tried, _) in self._named.items())
 
     def convict(self, state: RequestState, death: Death) -> bool:
         """Judge the death of a worker of `state`, certain or not. Returns True if `state` is to blame."""
-        named = self._named.get(death.worker)
+        named, _ = self._named.get(death.worker, (None, 0))
         if named not in (None, state.spec.request_id):
             return False
         is_new_there = state.next_position - state.began_with < PROVEN_TOKENS
@@ -95,12 +96,17 @@ class Suspects:
         return bool(self._named)
 
     def heard(self, state: RequestState, sender: Incarnation | None = None) -> None:
-        """Clear the request: it got tokens from `sender`, or ended."""
+        """Clear the request: it got tokens from `sender`, or ended.
+
+        A trial is survived by a token of its own pass: that of the pass before may come after the next one is named.
+        """
         request_id = state.spec.request_id
-        if sender is not None and self._named.get(sender) == request_id:
-            del self._named[sender]  # the trial was survived
+        if sender is not None:
+            named, position = self._named.get(sender, ("", 0))
+            if named == request_id and (state.is_over or state.next_position > position):
+                del self._named[sender]
         if state.deaths == 1 and state.is_over:
-            self._named = {worker: named for worker, named in self._named.items() if named != request_id}
+            self._named = {worker: named for worker, named in self._named.items() if named[0] != request_id}
         if (state.deaths or state.is_suspect) and (state.is_over or state.next_position >= state.clear_at):
             state.deaths, state.harmed, state.is_suspect = 0, 0, False
 

@@ -137,6 +137,10 @@ class RequestState:
         self.is_suspect, self.clear_at = True, self.next_position + CLEAR_AFTER_TOKENS
         self.speaker = None
 
+    def is_past(self, attempt: int, position: int) -> bool:
+        """True if an attempt's pass behind so many generated tokens (-1: unknown) has given its own."""
+        return attempt == self.attempt and 0 <= position < self.next_position
+
     def exclude(self, worker: str, decode_workers: list[str]) -> None:
         """Place the next attempts elsewhere ("": nobody's fault), unless no decode worker would be left."""
         if worker and worker not in self.excluded:

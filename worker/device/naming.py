@@ -27,6 +27,7 @@ class Naming:
         trying = Trying(
             request_id=suspect.request_id,
             attempt=suspect.attempt,
+            position=suspect.num_generated,
             traceparent=self._trials.context(suspect),
             worker=self._identity.worker,
             incarnation=self._identity.incarnation,

@@ -113,6 +113,7 @@ async def test_after_a_lost_call_or_a_new_registration_everything_is_told_again(
 async def test_gateways_with_suspects_hear_whose_turn_it_is_and_a_lost_bus_holds_nobody_up() -> None:
     bus, trials = MemoryBus(), Trials()
     suspect, other = new_sequence("a", [1]), new_sequence("b", [1])
+    suspect.append(7)
     for sequence, gateway in ((suspect, "g1"), (other, "g2")):
         sequence.suspect_until = 5
         trials.watch(sequence, gateway, "00-11-22-01")
@@ -121,6 +122,7 @@ async def test_gateways_with_suspects_hear_whose_turn_it_is_and_a_lost_bus_holds
     for _, message in bus.published:
         assert isinstance(message, Trying)
         assert (message.request_id, message.traceparent, message.worker) == ("a", "00-11-22-01", "w")
+        assert message.position == 1
 
     class LostBus(MemoryBus):
         async def publish(self, subject: str, message: msgspec.Struct) -> None:

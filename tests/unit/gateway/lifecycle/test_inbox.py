@@ -297,6 +297,19 @@ async def test_a_request_that_was_named_before_its_second_worker_died_is_given_u
     assert [reason for _, _, reason in gateway.bus.buried] == ["2 workers died of it"]
 
 
+@pytest.mark.parametrize(("position", "is_named"), [(2, True), (1, False), (-1, True)])
+async def test_a_trial_that_is_named_after_its_token_came_is_over(
+    position: int, is_named: bool, gateway: Gateway
+) -> None:
+    """Names and tokens come by two subscriptions. -1: a worker of an older release."""
+    await gateway.fleet()
+    request = await gateway.decoding()
+    assert request.state.next_position == 2
+    decoder = gateway.workers["d0"]
+    await decoder.say(Trying, request, position=position)
+    assert gateway.requests.seen.suspects.is_tried_by("d0", request.state) == is_named
+
+
 async def test_a_paused_host_convicts_nobody(gateway: Gateway) -> None:
     """Its heartbeats stop for longer than a lease, again and again; then they come back with the same incarnation."""
     await gateway.fleet()
