@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from common.messages.base import PROTOCOL_VERSION, WorkerMessage
 from common.messages.frames import TokenLogprobs
@@ -37,22 +38,19 @@ class Region(msgspec.Struct, frozen=True, kw_only=True):
     def joined(cls, regions: Sequence[Region]) -> Region:
         """Return the region of a worker whose ranks have these."""
         further = tuple(RankRegion(address=one.address, layout=one.layout) for one in regions[1:])
-        return msgspec.structs.replace(regions[0], ranks=further)
+        return replace(regions[0], ranks=further)
 
     @property
     def each(self) -> list[Region]:
         """The ranks' regions, each as that of a worker of one rank."""
-        further = [
-            msgspec.structs.replace(self, address=one.address, layout=one.layout or self.layout, ranks=())
-            for one in self.ranks
-        ]
-        return [msgspec.structs.replace(self, ranks=()), *further]
+        further = [replace(self, address=one.address, layout=one.layout or self.layout, ranks=()) for one in self.ranks]
+        return [replace(self, ranks=()), *further]
 
     @property
     def public(self) -> Region:
         """The public part of a region: the host it is reachable from, and the lock file that shows its owner is alive."""
         further = tuple(RankRegion(address=_public(one.address)) for one in self.ranks)
-        return msgspec.structs.replace(self, address=_public(self.address), ranks=further)
+        return replace(self, address=_public(self.address), ranks=further)
 
 
 def _public(address: dict[str, str]) -> dict[str, str]:

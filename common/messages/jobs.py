@@ -213,4 +213,4 @@ class Failed(WorkerMessage, frozen=True, kw_only=True, tag="failed"):
 class Trying(WorkerMessage, frozen=True, kw_only=True, tag="trying"):
     """Worker -> gateway, request (`Ack`): the next pass computes this suspect (`Job.suspect_until`) alone."""
 
-    position: int = -1  # tokens generated before that pass; -1: a worker of an older release doesn't say
+    position: int = -1  # generated tokens before it; -1: of an older release
