@@ -1,4 +1,4 @@
-"""Which cases of a parametrised test `make test` takes: a mark `quick` makes the others `long`.
+"""The mark `quick`: it chooses the cases of a parametrised test that `make test` takes, and makes the others `long`.
 
 - `@pytest.mark.quick`: as few as have each value of each parameter once. 12 formats in 3 sizes are 12 cases.
 - `@pytest.mark.quick(of=lambda case: case.config)`: as few as have each of what this says of the parameters once.
@@ -69,7 +69,7 @@ def each_value_once(cases: Sequence[Mapping[str, object]]) -> set[int]:
 
 
 def _told(value: object) -> object:
-    """What tells two values apart: plain ones and tuples by what they are, others by being another object."""
+    """The part of a value that tells it from others: itself if it is plain or a tuple, else which object it is."""
     if isinstance(value, tuple):
         return tuple(map(_told, value))
     return (type(value), value) if isinstance(value, PLAIN) else id(value)

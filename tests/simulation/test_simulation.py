@@ -46,8 +46,9 @@ ended deadline_exceeded, ended left, ended unavailable, failed pass, failed push
 job given up, job in a dead pull, job redelivered, killed WorkerNode, landed in quarantine, late, late run dropped,
 lost, muted gateway, no logits, preempted, push timed out, repeated, slow push, stale tokens, store down, store late,
 switched roles"""
-# Few of 1,000 seeds: asked of a first batch of as many, whose seeds are fixed.
-RARE = ("ended request_quarantined", "killed GatewayNode", "landed for a pull")
+# Asked of whole batches: the first ones come at seeds 189 and 309.
+UNCOMMON = ("killed GatewayNode", "landed for a pull")
+RARE = "ended request_quarantined"  # two or three of a batch: asked of the first one, whose seeds are fixed
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -68,7 +69,7 @@ def test_the_invariants_hold_in_every_seed(first: int, end: int) -> None:
             except Violation as error:
                 failed.append(f"{error}\n  again: .venv/bin/python -m tests.simulation {seed}")
     assert not failed, "\n".join(failed)
-    kinds = [*KINDS.replace("\n", " ").split(", "), *RARE * (first == 0 and end == BATCH)]
+    kinds = [*KINDS.replace("\n", " ").split(", "), *UNCOMMON * (end - first == BATCH), *[RARE] * (end == BATCH)]
     never = [kind for kind in kinds if not faults[kind]]
     assert not never, f"these faults never happened: {never}"
 

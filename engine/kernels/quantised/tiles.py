@@ -152,8 +152,8 @@ def put(
     by_vector = by_tile.unflatten(3, (group // 4, 4)).permute(0, 2, 3, 1, 4)  # tile, group, vector, output, input
     parts = [by_vector.flatten(2)]
     if bits < 8:
-        first, second = (by_vector & 15).chunk(2, dim=2)
-        parts = [(first | second << 4).flatten(2)]
+        low, high = (by_vector & 15).chunk(2, dim=2)
+        parts = [(low | high << 4).flatten(2)]
     if bits in OF_WIDTH:
         places = _places(bits - 4)
         rest = (by_vector >> 4).unflatten(2, (-1, len(places))) << places[:, None]

@@ -1,4 +1,4 @@
-"""What all tests of the house read: trees of syntax, which are kept to the end."""
+"""Trees of syntax, which all tests of the house read: they are kept to the end."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def _read_by(bench: Case, chunk_size: int) -> tuple[str, str, str]:
-    """What reads a case: a class's own fields, beside other parts or alone, and a way to rotate."""
+    """The code that reads a case: a configuration's class, where its text is within it, and a way to rotate."""
     rotated = bench.fields.get("rope_parameters") or bench.fields.get("rope_scaling") or {}
     return bench.config, bench.text_in, str(rotated.get("rope_type", ""))
 
